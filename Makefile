@@ -1,0 +1,111 @@
+# Needs python3.11 and make. Every target creates the virtual environment when it is missing and
+# installs again when pyproject.toml or constraints.txt is newer than the last installation.
+#
+#   make demo [KILLS=random] [SEED=7]   the demonstration
+#   make check                          everything CI runs
+#   make test [ARGS="-k lease"]         the tests alone; WORKERS=0 runs them in one process
+#   make spec                           which statements of the specification are covered
+#   make bench [ARGS=...]               the benchmarks; never part of check
+#   make matrix                         every crash combination, on the oldest and newest AgentScope
+#   make docs                           write the generated files again and run the docs' code
+#   make format                         format and fix what can be fixed
+#   make venv                           the environment alone
+#
+# AGENTSCOPE=2.0.8 uses that release, in an environment of its own.
+
+PYTHON ?= python3.11
+WORKERS ?= 2
+ARGS ?=
+AGENTSCOPE ?=
+OLDEST_AGENTSCOPE := 2.0.8
+
+VENV ?= $(if $(AGENTSCOPE),build/venv-agentscope-$(AGENTSCOPE),.venv)
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+CONSTRAINTS := $(if $(AGENTSCOPE),$(VENV)/constraints.txt,constraints.txt)
+
+# What the demonstration needs is a part of what development needs.
+DEV := $(VENV)/.installed-dev
+DEMO := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.installed-demo)
+TEST := $(if $(AGENTSCOPE),$(VENV)/.installed-test,$(DEV))
+
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
+CODE := $(wildcard src tests tools benchmarks examples)
+REPORT := build/spec-report.json
+comma := ,
+# A program in tools/ named gen_*.py owns a generated file: --write renews it, --check compares.
+GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo check format-check lint types generated test test-oldest wheel spec bench matrix docs format
+
+help:
+	@sed -n '4,12p' Makefile | cut -c5-
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Another AgentScope may need another mcp: 2.0.8 stops below 2.0.
+$(VENV)/constraints.txt: constraints.txt | $(PY)
+	sed -e 's/^agentscope==.*/agentscope==$(AGENTSCOPE)/' -e '/^mcp==/d' constraints.txt > $@
+
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(PY)
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[$(if $(filter test,$*),agentscope$(comma)test,$*)]'
+	@touch $@
+
+venv: $(DEV)
+
+demo: $(DEMO)
+	$(PY) examples/demo/run.py $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+
+check: format-check lint types generated test test-oldest wheel
+	@echo "check: all passed"
+
+format-check: $(DEV)
+	$(PY) -m ruff format --check $(CODE)
+
+lint: $(DEV)
+	$(PY) -m ruff check $(CODE)
+
+types: $(DEV)
+	$(PY) -m basedpyright --pythonpath $(PY)
+
+generated: $(DEV)
+	@set -e; for tool in $(GENERATORS); do echo "$$tool --check"; $(PY) $$tool --check; done
+
+test: $(TEST)
+	$(PYTEST) --spec-report=$(REPORT) $(ARGS)
+
+# The adapter is what meets AgentScope, so it is what runs again on the oldest release supported.
+test-oldest:
+ifneq ($(wildcard tests/adapters/agentscope),)
+	$(MAKE) test AGENTSCOPE=$(OLDEST_AGENTSCOPE) REPORT=build/spec-report-oldest.json ARGS=tests/adapters/agentscope
+else
+	@echo "test-oldest: there is no tests/adapters/agentscope yet"
+endif
+
+wheel: $(DEV)
+	$(PY) tools/wheel_check.py
+
+spec: $(DEV)
+	@rm -f $(REPORT)
+	-$(PYTEST) -q --spec-report=$(REPORT) $(ARGS)
+	$(PY) tools/spec_coverage.py $(REPORT)
+
+bench: $(DEV)
+	$(PY) -m benchmarks $(ARGS)
+
+# DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample.
+matrix: $(DEV)
+	DURABLE_MATRIX=all $(PYTEST) -m matrix $(ARGS)
+	DURABLE_MATRIX=all $(MAKE) test AGENTSCOPE=$(OLDEST_AGENTSCOPE) REPORT=build/spec-report-oldest.json ARGS="-m matrix $(ARGS)"
+
+docs: $(DEV)
+	@set -e; for tool in $(GENERATORS); do echo "$$tool --write"; $(PY) $$tool --write; done
+	$(PY) -m pytest tests/docs $(ARGS)
+
+format: $(DEV)
+	$(PY) -m ruff check --fix-only --exit-zero $(CODE)
+	$(PY) -m ruff format $(CODE)

@@ -1,0 +1,77 @@
+"""Keeps a host's lease alive from a thread of its own.
+
+A tool that blocks the event loop, or a long queue of commits, must not make a healthy host look
+dead (C22, TM-09): the renewal has its own thread and its own connection, and no lock in common
+with either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from agentscope_durable.spi.environment import Environment, Thread
+from agentscope_durable.spi.record_store import RecordStore
+
+log = logging.getLogger("agentscope_durable.backend")
+
+RENEWALS_PER_LEASE = 3
+
+
+class LeaseHeartbeat:
+    """Renews every third of the lease. What the host publishes may change between renewals."""
+
+    def __init__(
+        self, records: RecordStore, environment: Environment, owner: str, lease_ms: int, published: bytes
+    ) -> None:
+        self._records = records
+        self._environment = environment
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._published = published
+        self._stopping = threading.Event()
+        self._thread: Thread | None = None
+        self._last_renewal = 0.0
+        self._failure: BaseException | None = None
+
+    @property
+    def last_renewal(self) -> float:
+        return self._last_renewal
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    def publish(self, published: bytes) -> None:
+        """What the next renewal tells about this host."""
+        self._published = published
+
+    def start(self) -> None:
+        """Renew once in the caller's thread, so that the lease stands when this returns, then go on."""
+        if self._thread is not None:
+            return
+        self._renew()
+        if self._failure is not None:
+            raise self._failure
+        self._thread = self._environment.start_thread(self._run, name=f"durable-heartbeat-{self._owner[-8:]}")
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
+            self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._records.renew(self._owner, self._lease_ms, self._published)
+        except Exception as error:  # noqa: BLE001 - the next beat tries again; the runtime sees `failure`
+            self._failure = error
+            log.warning("lease of %s was not renewed: %s", self._owner, type(error).__name__, exc_info=error)
+        else:
+            self._failure = None
+            self._last_renewal = self._environment.monotonic()
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await self._environment.call_in_thread(lambda: thread.join(5.0))
+            await self._records.release(self._owner)

@@ -1,0 +1,206 @@
+"""Read, decide, write, tell: the only place that opens a Session's transaction.
+
+It knows no rule. It looks the command up in `RULES`, draws the seed that identifies the commit, and
+lets the store read and decide atomically. Hints go out after the commit; from there on nothing may
+fail the caller, because a lost hint only costs time (BE-12).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from agentscope_durable.backend.bodies import Bodies
+from agentscope_durable.backend.heartbeat import LeaseHeartbeat
+from agentscope_durable.backend.queries import Queries
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, Body
+from agentscope_durable.contracts.commands import AnyCommand, CommitStep, RecordObject, SettleTurn
+from agentscope_durable.contracts.errors import Forbidden, InvalidRequest
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import Audience
+from agentscope_durable.domain.rules import RULES, Rule
+from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, Wakeups
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.object_store import ObjectStore
+from agentscope_durable.spi.record_store import (
+    Capabilities,
+    Change,
+    OwnerLease,
+    ReadyPage,
+    ReadyScan,
+    Reads,
+    RecordStore,
+    Unchanged,
+    View,
+)
+
+log = logging.getLogger("agentscope_durable.backend")
+
+_ADMITS: dict[Audience, frozenset[Audience]] = {
+    Audience.PUBLIC: frozenset({Audience.PUBLIC}),
+    Audience.HOST: frozenset({Audience.PUBLIC, Audience.HOST}),
+    Audience.OPERATOR: frozenset({Audience.PUBLIC, Audience.HOST, Audience.OPERATOR}),
+}
+"""What each audience may send."""
+
+
+class NoWakeups:
+    """Hints go nowhere: every listener lives by polling."""
+
+    def publish(self, keys: tuple[str, ...]) -> None:
+        del keys
+
+    @asynccontextmanager
+    async def listen(self, keys: frozenset[str] | None = None) -> AsyncIterator[AsyncIterator[frozenset[str]]]:
+        del keys
+
+        async def nothing() -> AsyncIterator[frozenset[str]]:
+            for key in ():
+                yield frozenset({key})
+
+        yield nothing()
+
+
+class TransactionalSessionBackend:
+    """The full backend over any RecordStore that keeps its promises (BE-05).
+
+    Args:
+        records: the store; its `capabilities` must be declared.
+        objects: where bodies over 64 KiB go; None keeps them in the records.
+        wakeups: transport of change hints; None lives by polling.
+        policy: authorisation inside the transaction (BE-18).
+        environment: time, chance and threads.
+
+    The backend closes the record store it was given only if `owns_store` is set.
+    """
+
+    def __init__(
+        self,
+        records: RecordStore,
+        objects: ObjectStore | None = None,
+        *,
+        wakeups: Wakeups | None = None,
+        policy: CommitPolicy | None = None,
+        environment: Environment = SYSTEM,
+        owns_store: bool = False,
+    ) -> None:
+        if not isinstance(getattr(records, "capabilities", None), Capabilities):
+            raise InvalidRequest(
+                "a record store must declare its persistence and sharing as `capabilities`", path="records"
+            )
+        self._records = records
+        self._objects = objects
+        self._wakeups: Wakeups = wakeups or NoWakeups()
+        self._policy = policy
+        self._environment = environment
+        self._owns_store = owns_store
+        self._bodies = Bodies(objects, self._mark)
+        self._queries = Queries(records, self._bodies)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._records.capabilities
+
+    @property
+    def records(self) -> RecordStore:
+        """The store below, for host tools; applications use commands and queries."""
+        return self._records
+
+    def with_wakeups(self, wakeups: Wakeups) -> TransactionalSessionBackend:
+        """The same store, publishing its hints through another transport (BE-06)."""
+        return TransactionalSessionBackend(
+            self._records,
+            self._objects,
+            wakeups=wakeups,
+            policy=self._policy,
+            environment=self._environment,
+            owns_store=self._owns_store,
+        )
+
+    async def execute(self, command: AnyCommand, *, audience: Audience = Audience.PUBLIC) -> Any:
+        """Carry out a command and return its receipt.
+
+        Raises:
+            Rejected: it can never succeed as written; nothing changed.
+            Retry: nothing changed; ask again.
+            Uncertain: it may have happened; repeat the same request id, or read.
+        """
+        rule = RULES.get(type(command))
+        if rule is None:
+            raise InvalidRequest(f"unknown command {type(command).__name__}")
+        if rule.audience not in _ADMITS[audience]:
+            raise Forbidden(f"command {type(command).__name__} by audience {audience.value}")
+        command = await self._externalize(command)
+        seed = self._environment.random_bytes(16)  # kept over retries: ids are derived from it
+        reads, decide = self._bind(rule, command, seed)
+        committed = await self._records.transact(keys.partition(command.session), reads, decide)
+        if committed.changed:
+            self._tell(committed.hints)
+        return committed.receipt
+
+    def _bind(self, rule: Rule, command: AnyCommand, seed: bytes) -> tuple[Reads, Any]:
+        reads = rule.reads(command)
+        policy = self._policy
+        if policy is None:
+            return reads, partial(rule.decide, command, seed)
+        names = policy.reads(command)
+        records = tuple(keys.policy(name) for name in names)
+
+        def decide(view: View, now_ms: int) -> Change | Unchanged:
+            policy.check(command, {name: view.get(key) for name, key in zip(names, records, strict=True)}, now_ms)
+            return rule.decide(command, seed, view, now_ms)
+
+        return reads.merged(Reads(keys=records)), decide
+
+    async def _externalize(self, command: AnyCommand) -> AnyCommand:
+        """Large native blocks leave the records before the transaction (D11)."""
+        if isinstance(command, CommitStep | SettleTurn) and len(command.journal) > INLINE_MAX_BYTES:
+            return replace(command, journal=await self._bodies.put_column(command.session, command.journal))
+        return command
+
+    async def _mark(self, session: SessionKey, digest: str, size: int) -> None:
+        await self.execute(RecordObject(session=session, digest=digest, size=size), audience=Audience.HOST)
+
+    def _tell(self, hints: tuple[str, ...]) -> None:
+        try:
+            self._wakeups.publish(hints)
+        except Exception as error:  # noqa: BLE001 - the commit stands; polling repairs a lost hint
+            log.warning("a change hint was lost: %s", type(error).__name__, exc_info=error)
+
+    async def query(self, question: Any, *, audience: Audience = Audience.PUBLIC) -> Any:
+        """Answer a question; changes nothing and starts nothing (RT-21)."""
+        if self._queries.audience(question) not in _ADMITS[audience]:
+            raise Forbidden(f"question {type(question).__name__} by audience {audience.value}")
+        return await self._queries.answer(question)
+
+    async def put_body(self, session: SessionKey, content: bytes) -> Body:
+        return await self._bodies.put(session, content)
+
+    async def open_body(self, session: SessionKey, body: Body) -> bytes:
+        return await self._bodies.open(session, body)
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        return await self._records.ready(scan)
+
+    async def owners(self) -> list[OwnerLease]:
+        return await self._records.owners()
+
+    async def dead_owners(self) -> list[str]:
+        return await self._records.dead_owners()
+
+    def wakeups(self) -> Wakeups:
+        return self._wakeups
+
+    def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Heartbeat:
+        return LeaseHeartbeat(self._records, self._environment, owner, lease_ms, published)
+
+    async def close(self) -> None:
+        """Close the record store if this backend opened it, and nothing else (LF-04)."""
+        if self._owns_store:
+            await self._records.close()

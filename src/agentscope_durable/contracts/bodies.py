@@ -1,0 +1,73 @@
+"""A body is JSON that decisions carry but never read.
+
+A small body travels inline. A large one (over `INLINE_MAX_BYTES`) is stored in the ObjectStore
+before the transaction and travels as a digest (D11). The two forms cannot be confused with each
+other whatever the JSON says, because the difference is a position in the envelope, not a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from agentscope_durable.contracts.errors import CorruptRecord
+
+INLINE_MAX_BYTES = 64 * 1024
+"""Bodies above this leave the records."""
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Encoded as `[json]` inline, or `[null, digest, size]` as a reference.
+
+    Attributes:
+        inline: the JSON bytes, or JSON null for a reference.
+        digest: SHA-256 of the JSON bytes, lower-case hex; empty when inline.
+        size: bytes of the referenced JSON; 0 when inline.
+    """
+
+    inline: msgspec.Raw = msgspec.Raw(b"null")
+    digest: str = ""
+    size: int = 0
+
+    @property
+    def is_reference(self) -> bool:
+        return self.digest != ""
+
+
+def inline_body(json_bytes: bytes) -> Body:
+    return Body(inline=msgspec.Raw(json_bytes))
+
+
+def reference_body(json_bytes: bytes) -> Body:
+    return Body(digest=object_digest(json_bytes), size=len(json_bytes))
+
+
+def body_of(value: object) -> Body:
+    """Encode a value that is JSON already (validated or our own) into an inline body."""
+    return Body(inline=msgspec.Raw(msgspec.json.encode(value)))
+
+
+def object_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+COLUMN_REFERENCE = b"@"
+"""First byte of a log column that is a reference; JSON never begins with it."""
+
+
+def decode_reference(column: bytes) -> Body:
+    """The reference in a column that begins with `@`.
+
+    Raises:
+        CorruptRecord: it is not one.
+    """
+    try:
+        return msgspec.json.decode(column[1:], type=Body)
+    except msgspec.DecodeError as error:
+        raise CorruptRecord("log column", "Body", str(error)) from error
+
+
+def column_reference(column: bytes) -> Body | None:
+    """The object a column refers to; None when it is inline."""
+    return decode_reference(column) if column.startswith(COLUMN_REFERENCE) else None

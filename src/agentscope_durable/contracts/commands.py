@@ -1,0 +1,528 @@
+"""Everything that can be asked to change. `domain/rules.py` says who may ask and what decides.
+
+A command names its Session; identifiers in it were checked when it was made by a handle, and are
+checked again where it enters. Bodies in it are JSON already.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import (
+    Binding,
+    Failure,
+    ModelFact,
+    RunStepRef,
+    StepFact,
+)
+from agentscope_durable.contracts.status import (
+    ExecutionKind,
+    ExecutionState,
+    InteractionKind,
+    ReplayRule,
+)
+from agentscope_durable.contracts.views import RecoveryPolicy
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    session: SessionKey
+
+
+# ---- resources ----
+
+
+class CreateSession(Command, tag="create_session"):
+    """Make a Session and its main Thread, pinned to `binding`. Repeats are no change (AD-16)."""
+
+    binding: Binding
+
+
+class CreateThread(Command, tag="create_thread"):
+    thread_id: str
+    binding: Binding
+
+
+class CloseSession(Command, tag="close_session"):
+    pass
+
+
+class CloseThread(Command, tag="close_thread"):
+    thread_id: str
+
+
+# ---- admission and controls ----
+
+
+class Request(Command):
+    """A command with a request id: the same id and arguments are the same request, for ever (D16)."""
+
+    thread_id: str
+    request_id: str
+
+
+class SubmitTurn(Request, tag="submit"):
+    """`content` is the JSON list of input blocks; `digest` that of the canonical input."""
+
+    content: Body
+    digest: str
+
+
+class AddInput(Request, tag="input"):
+    """Steer or inject: input for a Turn that is under way (`kind` is `steer` or `inject`)."""
+
+    turn_id: str
+    kind: str
+    content: Body
+    digest: str
+
+
+class Withdraw(Request, tag="withdraw"):
+    turn_id: str
+    target_request_id: str
+
+
+class Cancel(Request, tag="cancel"):
+    turn_id: str
+
+
+class Pause(Request, tag="pause"):
+    turn_id: str
+
+
+class Resume(Request, tag="resume"):
+    turn_id: str
+    expected_revision: int
+
+
+class Respond(Request, tag="respond"):
+    """Answer an interaction: JSON true or false to an approval, any JSON to a manual tool.
+
+    `is_bool` and `approved` say what the response is, so that the decision need not read a body.
+    `content` is the public form of the answer, a JSON list of content blocks; `result` is the
+    answer as a ToolResult, used when a manual tool asked.
+    """
+
+    turn_id: str
+    interaction_id: str
+    response: Body
+    digest: str
+    content: Body
+    result: Body
+    is_bool: bool
+    approved: bool = False
+
+
+class Signal(Request, tag="signal"):
+    turn_id: str
+    key: str
+    payload: Body
+    digest: str
+
+
+# ---- the host that runs a Thread ----
+
+
+class ClaimPurpose(StrEnum):
+    RUN = "run"
+    SETTLE = "settle"
+    NOTHING = "nothing"
+    """The claim itself finished what there was to do (a pause, a parked Turn)."""
+
+
+class Claim(Command, tag="claim"):
+    """Take the Thread's current Turn.
+
+    Attributes:
+        owner: the host's identity.
+        served: ready classes this host can run.
+        dead: owners this host knows to be gone (D14).
+        takeovers_max: takeovers without a new checkpoint after which a person must look (D13).
+    """
+
+    thread_id: str
+    owner: str
+    served: tuple[str, ...]
+    dead: tuple[str, ...] = ()
+    takeovers_max: int = 5
+
+
+class OwnerCommand(Command):
+    """A command of the host that owns the Thread: refused under any other fence."""
+
+    thread_id: str
+    turn_id: str
+    run_id: str
+    fence: int
+
+
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An assistant message that is complete. Its id is stable over Runs (EV-16).
+
+    Attributes:
+        first_seq: with `revision` above 1: number of the event that completed it first; the new
+            version takes its place in history.
+    """
+
+    message_id: str
+    content: Body
+    attempt: int = 1
+    revision: int = 1
+    structured: Body | None = None
+    incomplete: bool = False
+    first_seq: int = 0
+
+
+class Abandon(msgspec.Struct, frozen=True, rename="camel"):
+    """A request ended without an answer; its previews are void."""
+
+    message_id: str
+    attempt: int
+    reason: str
+
+
+class ToolCommit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What this commit says about one tool call.
+
+    `state` REQUESTED or AWAITING_APPROVAL or INTENT opens it; LOCAL calls go to RUNNING at their
+    intent. A terminal `state` or UNKNOWN carries the outcome.
+
+    Attributes:
+        result: outcome as the agent sees it, for a terminal state.
+        applied: the checkpoint of this commit contains the result (or the denial).
+    """
+
+    call_id: str
+    state: ExecutionState
+    name: str = ""
+    kind: ExecutionKind = ExecutionKind.LOCAL
+    arguments: Body | None = None
+    route: str = ""
+    rule: ReplayRule = ReplayRule.NEVER
+    result: Body | None = None
+    applied: bool = False
+
+
+class InteractionCommit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An approval or a manual result the agent now waits for."""
+
+    interaction_id: str
+    call_id: str
+    kind: InteractionKind
+    name: str
+    arguments: Body
+
+
+class WaitCondition(msgspec.Struct, frozen=True, rename="camel"):
+    """Wait for an `x.*` signal, or until a store time in ms (0: for the signal only) (CT-19)."""
+
+    key: str
+    deadline_ms: int = 0
+
+
+class CustomEvent(msgspec.Struct, frozen=True, rename="camel"):
+    type: str
+    value: Body
+
+
+class RunEndKind(StrEnum):
+    SUSPENDED = "suspended"
+    """Parked: something outside must happen first."""
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """Stopped because of an accepted cancel; settlement follows under the same fence."""
+    RELEASED = "released"
+    """The host gives the Thread back unfinished: shutdown, or another host must serve it."""
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How the invocation ended.
+
+    Attributes:
+        message_id: for COMPLETED: the final message, committed here or before.
+        failure, policy: for FAILED.
+        settled: for COMPLETED: this commit's checkpoint is a settled baseline.
+    """
+
+    kind: RunEndKind
+    message_id: str = ""
+    finish_reason: str = "completed"
+    failure: Failure | None = None
+    policy: RecoveryPolicy = RecoveryPolicy()
+
+
+class CommitStep(OwnerCommand, tag="commit_step"):
+    """One owner commit: everything that became true since the last one, at once (BE-17).
+
+    Attributes:
+        expected_position: stream position this commit follows.
+        journal: encoded JournalBatch, `b""` for none; large ones as `@` + reference JSON.
+        checkpoint: the batch carries native state.
+        base: the batch alone is enough to rebuild the state.
+        writer: library version that wrote the state, when `checkpoint`.
+        reasoning: reasoning rounds begun so far, None for no change.
+        attempt: model requests made for this round, None for no change.
+        steps, models: private facts about Steps and model requests.
+        inputs: ordinals of accepted inputs that this checkpoint contains.
+        answers: interactions whose answer this checkpoint contains.
+        signals: wait keys consumed by this checkpoint.
+        waits: wait conditions opened by this commit.
+    """
+
+    expected_position: int
+    journal: bytes = b""
+    checkpoint: bool = False
+    base: bool = False
+    writer: str = ""
+    reasoning: int | None = None
+    attempt: int | None = None
+    steps: tuple[StepFact, ...] = ()
+    models: tuple[ModelFact, ...] = ()
+    messages: tuple[MessageOut, ...] = ()
+    abandons: tuple[Abandon, ...] = ()
+    tools: tuple[ToolCommit, ...] = ()
+    interactions: tuple[InteractionCommit, ...] = ()
+    inputs: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
+    waits: tuple[WaitCondition, ...] = ()
+    events: tuple[CustomEvent, ...] = ()
+    end: RunEnd | None = None
+
+
+class SettleTurn(OwnerCommand, tag="settle_turn"):
+    """End a cancelled or failed Turn: cleaned native state, confirmed results and the terminal
+    status in one commit (SE-04), outside any Run (SE-05). `run_id` is "".
+
+    Attributes:
+        journal, checkpoint, base, writer: as in CommitStep.
+        applied: calls whose confirmed result the cleaned state contains.
+    """
+
+    expected_position: int
+    journal: bytes = b""
+    checkpoint: bool = False
+    base: bool = False
+    writer: str = ""
+    applied: tuple[str, ...] = ()
+
+
+class PostponeSettlement(OwnerCommand, tag="postpone_settlement"):
+    """Effects are not settled yet: give the Thread back and look again later (SE-02, SE-11)."""
+
+    failure: Failure | None = None
+
+
+class FileFact(Command, tag="file_fact"):
+    """A fenced owner reports what it still knows about its own lost Run (D13).
+
+    Attributes:
+        tool: outcome of a local tool started by that Run; accepted while it is UNKNOWN.
+        model: usage of a request that is LOST; it stays LOST.
+    """
+
+    thread_id: str
+    turn_id: str
+    run_id: str
+    tool: ToolCommit | None = None
+    model: ModelFact | None = None
+
+
+# ---- executions ----
+
+
+class ExecutionCommand(Command):
+    thread_id: str
+    turn_id: str
+    call_id: str
+
+
+class ClaimExecution(ExecutionCommand, tag="claim_execution"):
+    """Start an external execution, once: granted to one host under a fence of its own.
+
+    The receipt says what to do: start, query, cancel, or nothing.
+    """
+
+    owner: str
+    dead: tuple[str, ...] = ()
+
+
+class RecordOutcome(ExecutionCommand, tag="record_outcome"):
+    """What became of an external execution.
+
+    Attributes:
+        execution_id: must be that of the call.
+        state: a terminal state, UNKNOWN, or RUNNING (still going, ask again later).
+        result: outcome as the agent will see it.
+        retry_after_ms: for RUNNING and UNKNOWN: when to look again.
+    """
+
+    execution_id: str
+    state: ExecutionState
+    result: Body | None = None
+    retry_after_ms: int = 0
+
+
+# ---- operators ----
+
+
+class ReconcileTool(ExecutionCommand, tag="reconcile_tool"):
+    """Settle an UNKNOWN call by evidence (D19, UN-03 UN-10 UN-11 UN-13)."""
+
+    request_id: str
+    state: ExecutionState
+    result: Body
+    digest: str
+    evidence_ref: str
+
+
+class ReleaseTurn(Command, tag="release_turn"):
+    """Let a Turn that was parked for an operator run again."""
+
+    thread_id: str
+    turn_id: str
+    request_id: str
+
+
+class PutPolicy(Command, tag="put_policy"):
+    """Write one policy record; None removes it. CommitPolicy reads these (BE-18)."""
+
+    key: str
+    value: Body | None = None
+
+
+class RecordObject(Command, tag="record_object"):
+    """Mark a body that is about to be put as pending (D11)."""
+
+    digest: str
+    size: int
+
+
+AnyCommand = (
+    CreateSession
+    | CreateThread
+    | CloseSession
+    | CloseThread
+    | SubmitTurn
+    | AddInput
+    | Withdraw
+    | Cancel
+    | Pause
+    | Resume
+    | Respond
+    | Signal
+    | Claim
+    | CommitStep
+    | SettleTurn
+    | PostponeSettlement
+    | FileFact
+    | ClaimExecution
+    | RecordOutcome
+    | ReconcileTool
+    | ReleaseTurn
+    | PutPolicy
+    | RecordObject
+)
+
+
+# ---- receipts of host commands; public ones are views ----
+
+
+class TurnAdmitted(msgspec.Struct, frozen=True, rename="camel"):
+    thread_id: str
+    turn_id: str
+    ordinal: int
+
+
+class Claimed(msgspec.Struct, frozen=True, rename="camel"):
+    """What a claim obtained.
+
+    Attributes:
+        purpose: run the agent, settle the Turn, or nothing is left to do.
+        position, base_at, checkpoint_at: where the native state stands (ThreadHead).
+        expected: number of the new Run, its id, and the Step it resumes from.
+        lost_run: id of the Run of the former owner, "" if this is no takeover.
+    """
+
+    purpose: ClaimPurpose
+    turn_id: str = ""
+    fence: int = 0
+    run_id: str = ""
+    run_number: int = 0
+    position: int = 0
+    base_at: int = 0
+    checkpoint_at: int = 0
+    reasoning: int = 0
+    attempt: int = 0
+    resumed_from: str = ""
+    lost_run: str = ""
+    cancel: bool = False
+    pause: bool = False
+    failure: Failure | None = None
+    now_ms: int = 0
+
+
+class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):
+    """What an owner learns with every commit.
+
+    Attributes:
+        position: stream position of this commit.
+        first_seq: number of its first public event, 0 without.
+        cancel, pause: a control waits for the next boundary.
+        inputs: accepted inputs that are not applied yet.
+        ready: conditions whose answer or outcome can be applied.
+    """
+
+    position: int
+    cancel: bool
+    pause: bool
+    inputs: int
+    ready: int
+    now_ms: int
+    ended: bool = False
+
+
+class ExecutionAction(StrEnum):
+    START = "start"
+    QUERY = "query"
+    CANCEL = "cancel"
+    NOTHING = "nothing"
+
+
+class ExecutionGrant(msgspec.Struct, frozen=True, rename="camel"):
+    """What a dispatcher may do with an execution now."""
+
+    action: ExecutionAction
+    execution_id: str = ""
+    name: str = ""
+    route: str = ""
+    arguments: Body | None = None
+    origin: RunStepRef | None = None
+    tries: int = 0
+
+
+class OutcomeRecorded(msgspec.Struct, frozen=True, rename="camel"):
+    """`settled`: the call has its final outcome; False for a late fact that changed nothing."""
+
+    state: ExecutionState
+    settled: bool
+
+
+class ReconcileReceipt(msgspec.Struct, frozen=True, rename="camel"):
+    request_id: str
+    turn_id: str
+    call_id: str
+    state: ExecutionState
+    evidence_ref: str
+    accepted_at_ms: int
+
+
+class Done(msgspec.Struct, frozen=True, rename="camel"):
+    """Accepted. `changed` is False when it was so already."""
+
+    changed: bool

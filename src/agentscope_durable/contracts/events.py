@@ -1,0 +1,388 @@
+"""Public events: what happened, numbered, replayable, and the same for every observer.
+
+An event type has one payload struct, listed in `PAYLOADS`. Reserved families take nothing else
+(EV-13); an application's own events are named `x.<namespace>.<name>` and carry any JSON object.
+
+Bodies inside payloads (`content`, `arguments`, `result`, ...) are `Body` in the store and plain
+JSON for a reader.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.errors import InvalidCursor, InvalidRequest
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import (
+    ExecutionKind,
+    ExecutionState,
+    InteractionKind,
+    ModelStatus,
+    RunStatus,
+    StepPhase,
+    StepStatus,
+)
+from agentscope_durable.contracts.views import BindingView, ErrorView, RecoveryView, RunStepRefView, TurnView
+
+
+class Payload(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Base of all payloads."""
+
+
+class SessionCreated(Payload):
+    created_at_ms: int
+
+
+class SessionClosed(Payload):
+    pass
+
+
+class ThreadCreated(Payload):
+    binding: BindingView
+    created_at_ms: int
+
+
+class ThreadClosed(Payload):
+    pass
+
+
+class TurnChanged(Payload):
+    """`turn.status`: the Turn's view after the change, without query-time fields (PR-22)."""
+
+    turn: TurnView
+
+
+class TurnRecovery(Payload):
+    recovery: RecoveryView
+
+
+class RunStarted(Payload):
+    number: int
+    owner: str
+    fence: int
+    resumed_from_step_id: str | None = None
+
+
+class RunEnded(Payload):
+    status: RunStatus
+    error: ErrorView | None = None
+
+
+class StepStarted(Payload):
+    number: int
+    phase: StepPhase
+    resumed_from_step_id: str | None = None
+
+
+class StepPhaseChanged(Payload):
+    phase: StepPhase
+
+
+class StepEnded(Payload):
+    status: StepStatus
+
+
+class ModelCalled(Payload):
+    """`model.call`: a request ended. Details are in `list_model_calls`."""
+
+    model_call_id: str
+    request: int
+    status: ModelStatus
+
+
+class MessageCompleted(Payload):
+    """The authoritative fact of a message (EV-08). User messages are messages too.
+
+    Attributes:
+        content: list of content blocks.
+        structured: the structured output that belongs to the message, if any.
+    """
+
+    message_id: str
+    role: str
+    content: Body
+    attempt: int = 1
+    revision: int = 1
+    request_id: str | None = None
+    input_kind: str | None = None
+    interaction_id: str | None = None
+    structured: Body | None = None
+    incomplete: bool = False
+
+
+class MessageAbandoned(Payload):
+    """Previews of this attempt are void: the request that fed them ended without an answer (D22)."""
+
+    message_id: str
+    attempt: int
+    reason: str
+
+
+class SignalChanged(Payload):
+    """`signal.accepted`, `signal.applied`, `signal.withdrawn`, `signal.expired`."""
+
+    request_id: str
+    operation: str
+    message_id: str | None = None
+    key: str | None = None
+    reason: str | None = None
+
+
+class InteractionRequested(Payload):
+    interaction_id: str
+    call_id: str
+    kind: InteractionKind
+    name: str
+    arguments: Body
+    opened_at_ms: int
+
+
+class InteractionResolved(Payload):
+    """`outcome`: `answered`, or `closed` with a reason."""
+
+    interaction_id: str
+    call_id: str
+    outcome: str
+    request_id: str | None = None
+    response: Body | None = None
+    reason: str | None = None
+
+
+class ToolChanged(Payload):
+    """`tool.requested`, `tool.started`, `tool.completed`, `tool.unknown`, `tool.cancel_requested`.
+
+    The first one of a call carries everything; later ones only what changed.
+    """
+
+    call_id: str
+    state: ExecutionState
+    name: str | None = None
+    kind: ExecutionKind | None = None
+    execution_id: str | None = None
+    arguments: Body | None = None
+    origin: RunStepRefView | None = None
+    result: Body | None = None
+    received_at_ms: int | None = None
+    cancel_requested: bool = False
+
+
+class ToolApplied(Payload):
+    """The result is in the checkpoint of this commit. `applied_at` is None when settlement applied it."""
+
+    call_id: str
+    applied_at_ms: int
+    applied_at: RunStepRefView | None = None
+
+
+class Custom(Payload):
+    """An application event."""
+
+    value: Body
+
+
+PAYLOADS: dict[str, type[Payload]] = {
+    "session.created": SessionCreated,
+    "session.closed": SessionClosed,
+    "thread.created": ThreadCreated,
+    "thread.closed": ThreadClosed,
+    "turn.status": TurnChanged,
+    "turn.recovery": TurnRecovery,
+    "run.started": RunStarted,
+    "run.ended": RunEnded,
+    "step.started": StepStarted,
+    "step.phase": StepPhaseChanged,
+    "step.ended": StepEnded,
+    "model.call": ModelCalled,
+    "message.completed": MessageCompleted,
+    "message.abandoned": MessageAbandoned,
+    "signal.accepted": SignalChanged,
+    "signal.applied": SignalChanged,
+    "signal.withdrawn": SignalChanged,
+    "signal.expired": SignalChanged,
+    "interaction.requested": InteractionRequested,
+    "interaction.resolved": InteractionResolved,
+    "tool.requested": ToolChanged,
+    "tool.started": ToolChanged,
+    "tool.completed": ToolChanged,
+    "tool.unknown": ToolChanged,
+    "tool.cancel_requested": ToolChanged,
+    "tool.applied": ToolApplied,
+}
+"""Every reserved event type and its payload."""
+
+LEGACY_TYPES = frozenset({"message.delta", "tool.call.arguments"})
+"""Read if found in a store, never written (EV-12)."""
+
+BODY_FIELDS: dict[str, tuple[str, ...]] = {
+    "message.completed": ("content", "structured"),
+    "interaction.requested": ("arguments",),
+    "interaction.resolved": ("response",),
+    "tool.requested": ("arguments", "result"),
+    "tool.started": ("arguments", "result"),
+    "tool.completed": ("arguments", "result"),
+    "tool.unknown": ("arguments", "result"),
+    "tool.cancel_requested": ("arguments", "result"),
+}
+"""Wire names of the fields that are stored as `Body`."""
+
+_CUSTOM = re.compile(r"x\.[A-Za-z0-9_-]+\.[A-Za-z0-9_.-]+")
+
+
+def check_event_type(event_type: str) -> None:
+    """An application's event is called `x.<namespace>.<name>` (EV-13).
+
+    Raises:
+        InvalidRequest: any other name; the reserved families are written by the runtime alone.
+    """
+    if len(event_type) > 128 or not _CUSTOM.fullmatch(event_type):
+        raise InvalidRequest(
+            f"an application event must be named x.<namespace>.<name>, not {event_type[:128]!r}", path="type"
+        )
+
+
+class StoredEvent(msgspec.Struct, frozen=True, array_like=True):
+    """An event inside the `events` column; its number and time are those of the row."""
+
+    type: str
+    thread_id: str
+    turn_id: str
+    run_id: str
+    step_id: str
+    payload: msgspec.Raw
+
+
+class PublicEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A committed public event (EV-01).
+
+    Attributes:
+        sequence: dense number within the Session, from 1.
+        at_ms: store time of the commit.
+        data: the payload as JSON, camelCase, bodies in plain.
+    """
+
+    type: str
+    session: SessionKey
+    sequence: int
+    at_ms: int
+    data: dict[str, Any]
+    thread_id: str | None = None
+    turn_id: str | None = None
+    run_id: str | None = None
+    step_id: str | None = None
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on after this event."""
+        return cursor_of(self.session, self.sequence)
+
+
+class EventPage(msgspec.Struct, frozen=True, rename="camel"):
+    """Events in order.
+
+    Attributes:
+        events: matching events; may be empty while `cursor` still moved (FI-10).
+        cursor: go on from here.
+        high_watermark: cursor of the newest event when the page was read; equal to `cursor`
+            when the reader has caught up (FI-11).
+    """
+
+    events: tuple[PublicEvent, ...]
+    cursor: str
+    high_watermark: str
+
+
+def _session_mark(session: SessionKey) -> str:
+    import hashlib
+
+    name = f"{session.namespace}\x00{session.session_id}".encode()
+    return hashlib.sha256(name).hexdigest()[:12]
+
+
+def cursor_of(session: SessionKey, sequence: int) -> str:
+    """An opaque position in a Session's timeline; 0 is before the first event."""
+    return f"e1-{_session_mark(session)}-{sequence}"
+
+
+def sequence_of(session: SessionKey, cursor: str | None) -> int:
+    """The number of the event a cursor stands after; None stands before the first.
+
+    Raises:
+        InvalidCursor: malformed, or of another Session.
+    """
+    if cursor is None:
+        return 0
+    parts = cursor.split("-") if isinstance(cursor, str) else []
+    if len(parts) != 3 or parts[0] != "e1" or not parts[2].isascii() or not parts[2].isdigit() or len(parts[2]) > 18:
+        raise InvalidCursor("this is not an event cursor", path="cursor")
+    if parts[1] != _session_mark(session):
+        raise InvalidCursor("this cursor belongs to another session", path="cursor")
+    return int(parts[2])
+
+
+class EventFilter(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Narrows a timeline without renumbering it (FI-01, FI-02)."""
+
+    thread_id: str | None = None
+    turn_id: str | None = None
+    run_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.turn_id is not None and self.thread_id is None:
+            raise InvalidRequest("a filter by turn needs the thread too", path="filter.threadId")
+        if self.run_id is not None and self.turn_id is None:
+            raise InvalidRequest("a filter by run needs the turn too", path="filter.turnId")
+
+
+# ---- the stream ----
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """A durable fact, the only element with a cursor (ST-02)."""
+
+    event: PublicEvent
+
+    @property
+    def cursor(self) -> str:
+        return self.event.cursor
+
+
+class PreviewStarted(msgspec.Struct, frozen=True, tag="preview_started"):
+    """A message, or the arguments of a tool call, begins to arrive. Not a fact."""
+
+    kind: str
+    thread_id: str
+    turn_id: str
+    message_id: str
+    attempt: int
+    call_id: str | None = None
+    name: str | None = None
+
+
+class EventDelta(msgspec.Struct, frozen=True, tag="delta"):
+    """More text of a preview.
+
+    Attributes:
+        offset: characters of this preview that came before; a gap ends the preview (D22).
+    """
+
+    kind: str
+    thread_id: str
+    turn_id: str
+    message_id: str
+    attempt: int
+    offset: int
+    text: str
+    call_id: str | None = None
+
+
+class SnapshotReset(msgspec.Struct, frozen=True, tag="reset"):
+    """The cursor has expired: replace the local state by this snapshot and go on from it."""
+
+    snapshot: Any
+
+
+SessionStreamEvent = Committed | PreviewStarted | EventDelta | SnapshotReset

@@ -1,0 +1,147 @@
+"""The keys under which records stand in a Session's partition.
+
+Identifiers come from users and may hold any printable character, so each is escaped: no id can
+reach into another's range. Ordinals are padded so that the order of keys is the order of numbers.
+"""
+
+from __future__ import annotations
+
+from agentscope_durable.contracts.ids import SessionKey
+
+HOST_PARTITION = ""
+"""The partition of facts that belong to no Session."""
+
+READY_TURN = "turn"
+"""Ready kind: a Turn that a host may claim; class = the definition's ready class, item = thread id."""
+READY_DISPATCH = "dispatch"
+"""Ready kind: a tool execution that needs attention; class = route, item = turn id + "/" + call id."""
+READY_LEASE = "lease"
+"""Ready kind: a Thread that a host owns; class = owner, item = thread id."""
+READY_RUNNING = "running"
+"""Ready kind: an external execution that a host has started; class = that host, item as for dispatch, value = route."""
+
+
+def partition(session: SessionKey) -> str:
+    """The store's name of a Session. NUL cannot occur in an id, so the pair is unambiguous."""
+    return f"{session.namespace}\x00{session.session_id}"
+
+
+def session_of(name: str) -> SessionKey:
+    namespace, _, session_id = name.partition("\x00")
+    return SessionKey(namespace, session_id)
+
+
+def namespace_prefix(namespace: str) -> str:
+    return f"{namespace}\x00"
+
+
+def escape(identifier: str) -> str:
+    if "%" not in identifier and "/" not in identifier:
+        return identifier
+    return identifier.replace("%", "%25").replace("/", "%2F")
+
+
+def _ordinal(number: int) -> str:
+    return f"{number:012d}"
+
+
+def thread(thread_id: str) -> str:
+    return f"thread/{escape(thread_id)}"
+
+
+THREADS = "thread/"
+
+
+def turn(turn_id: str) -> str:
+    return f"turn/{turn_id}"
+
+
+def order(thread_id: str, ordinal: int) -> str:
+    return f"order/{escape(thread_id)}/{_ordinal(ordinal)}"
+
+
+def orders(thread_id: str) -> str:
+    return f"order/{escape(thread_id)}/"
+
+
+def queue(thread_id: str, ordinal: int) -> str:
+    return f"queue/{escape(thread_id)}/{_ordinal(ordinal)}"
+
+
+def queues(thread_id: str) -> str:
+    return f"queue/{escape(thread_id)}/"
+
+
+def request(request_id: str) -> str:
+    return f"request/{escape(request_id)}"
+
+
+def input_(turn_id: str, ordinal: int) -> str:
+    return f"input/{turn_id}/{_ordinal(ordinal)}"
+
+
+def inputs(turn_id: str) -> str:
+    return f"input/{turn_id}/"
+
+
+def signal(turn_id: str, key: str, ordinal: int) -> str:
+    return f"signal/{turn_id}/{escape(key)}/{_ordinal(ordinal)}"
+
+
+def signals(turn_id: str, key: str) -> str:
+    return f"signal/{turn_id}/{escape(key)}/"
+
+
+def all_signals(turn_id: str) -> str:
+    return f"signal/{turn_id}/"
+
+
+def interaction(turn_id: str, interaction_id: str) -> str:
+    return f"interaction/{turn_id}/{escape(interaction_id)}"
+
+
+def interactions(turn_id: str) -> str:
+    return f"interaction/{turn_id}/"
+
+
+def execution(turn_id: str, call_id: str) -> str:
+    return f"execution/{turn_id}/{escape(call_id)}"
+
+
+def executions(turn_id: str) -> str:
+    return f"execution/{turn_id}/"
+
+
+def run(turn_id: str, number: int) -> str:
+    return f"run/{turn_id}/{_ordinal(number)}"
+
+
+def runs(turn_id: str) -> str:
+    return f"run/{turn_id}/"
+
+
+def message(seq: int) -> str:
+    return f"message/{_ordinal(seq)}"
+
+
+MESSAGES = "message/"
+
+
+def message_by_id(message_id: str) -> str:
+    return f"msgid/{escape(message_id)}"
+
+
+def late(run_id: str, identifier: str) -> str:
+    return f"late/{run_id}/{escape(identifier)}"
+
+
+def lates(run_id: str) -> str:
+    return f"late/{run_id}/"
+
+
+def object_(digest: str) -> str:
+    return f"object/{digest}"
+
+
+def policy(key: str) -> str:
+    return f"policy/{escape(key)}"

@@ -1,0 +1,133 @@
+"""Everything that can be asked without changing anything (RT-21)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentscope_durable.contracts.events import EventFilter
+from agentscope_durable.contracts.identity import SessionKey
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    session: SessionKey
+
+
+class ListSessions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="list_sessions"):
+    namespace: str
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetSession(Question, tag="get_session"):
+    pass
+
+
+class GetThread(Question, tag="get_thread"):
+    thread_id: str
+
+
+class ListThreads(Question, tag="list_threads"):
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetTurn(Question, tag="get_turn"):
+    thread_id: str
+    turn_id: str
+
+
+class ListTurns(Question, tag="list_turns"):
+    """Turns of a Thread in admission order (Q-10)."""
+
+    thread_id: str
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetHistory(Question, tag="get_history"):
+    """Messages in the order of their first sequence (PR-11), of everything or of a Thread or Turn."""
+
+    filter: EventFilter = EventFilter()
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetMessage(Question, tag="get_message"):
+    message_id: str
+
+
+class ListEvents(Question, tag="list_events"):
+    """`limit` counts the Session events looked at, not those that match (FI-10)."""
+
+    filter: EventFilter = EventFilter()
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetSnapshot(Question, tag="get_snapshot"):
+    filter: EventFilter = EventFilter()
+
+
+class ListInteractions(Question, tag="list_interactions"):
+    """Pending interactions of a Turn, or all of its interactions."""
+
+    thread_id: str
+    turn_id: str
+    pending_only: bool = True
+
+
+class ListRuns(Question, tag="list_runs"):
+    thread_id: str
+    turn_id: str
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetRun(Question, tag="get_run"):
+    thread_id: str
+    turn_id: str
+    run_id: str
+
+
+class ListSteps(Question, tag="list_steps"):
+    thread_id: str
+    turn_id: str
+    run_id: str
+    cursor: str | None = None
+    limit: int = 100
+
+
+class ListModelCalls(Question, tag="list_model_calls"):
+    """Calls of a Run, or of one of its Steps (MC-01)."""
+
+    thread_id: str
+    turn_id: str
+    run_id: str
+    step_id: str | None = None
+    cursor: str | None = None
+    limit: int = 100
+
+
+class ListTools(Question, tag="list_tools"):
+    """Tool calls of a Turn with their three facts: ended, received, applied (PR-08)."""
+
+    thread_id: str
+    turn_id: str
+
+
+# ---- what a host reads ----
+
+
+class LoadThread(Question, tag="load_thread"):
+    """The native state of a Thread: log rows from `base_at` to `position`."""
+
+    thread_id: str
+    first: int
+    last: int
+
+
+class OpenWork(Question, tag="open_work"):
+    """What an owner can apply now: inputs, answers, outcomes, signals of a Turn."""
+
+    thread_id: str
+    turn_id: str

@@ -1,0 +1,513 @@
+"""What is stored, and under which key. RECORDS: where each fact lives.
+
+Everything here is private to the store. Structs are array-like: their field order is part of
+storage format 8, and new fields go at the end with a default.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.errors import CorruptRecord
+from agentscope_durable.contracts.status import (
+    ExecutionKind,
+    ExecutionState,
+    InteractionKind,
+    InteractionState,
+    ModelObservation,
+    ModelPurpose,
+    ModelStatus,
+    ReplayRule,
+    ResourceStatus,
+    RunStatus,
+    SignalState,
+    StepPhase,
+    StepStatus,
+    TurnStatus,
+    WaitKind,
+)
+
+STORAGE_FORMAT = 8
+"""Layout of a Session's records. Any other number is refused untouched (BE-27)."""
+STORAGE_REVISION = "8.dev1"
+"""Until release 0.1.0 the development revision is part of the format (D7)."""
+
+ACTIVE_THREADS_MAX = 64
+"""Threads of one Session that may be owned at once; the head stays small."""
+PENDING_INPUTS_MAX = 64
+"""Accepted inputs of one Turn that are not applied yet."""
+OPEN_CONDITIONS_MAX = 256
+"""Outstanding tool calls, approvals and waits of one Turn."""
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Binding(_Record):
+    """The definition a Thread is pinned to for life (RT-12)."""
+
+    harness: str
+    definition_version: str
+    state_version: str
+
+    @property
+    def ready_class(self) -> str:
+        """The class under which this definition's work stands in the ready index (RT-36)."""
+        return "\x1f".join((self.harness, self.definition_version, self.state_version))
+
+
+class RunStepRef(_Record):
+    """The Run and Step something happened in."""
+
+    run_id: str
+    step_id: str
+
+
+class Failure(_Record):
+    """What ended an invocation badly.
+
+    Attributes:
+        kind: class of the error, as the user knows it (`ValueError`).
+        message: its text, bounded, without bodies or secrets.
+        retryable: as classified when it happened.
+    """
+
+    kind: str
+    message: str
+    retryable: bool = False
+
+
+class Recovery(_Record):
+    """Failures of a Turn so far. Policy numbers are those in force at the first one (RC-12).
+
+    Attributes:
+        failures: how many invocations failed.
+        next_retry_at_ms: when the next may start by the store's clock; 0 when none is due.
+    """
+
+    max_retries: int
+    initial_backoff_ms: int
+    max_backoff_ms: int
+    failures: int
+    next_retry_at_ms: int
+    last_error: Failure
+
+
+class Condition(_Record):
+    """Something of a Turn that is still open: an unanswered question, a tool in flight, a wait.
+
+    Attributes:
+        kind: why it holds the Turn.
+        id: interaction id, execution id or signal key.
+        call_id: tool call it belongs to; "" for a signal.
+        since_ms: when it was opened.
+        ready: an answer or outcome is stored and not applied yet.
+        deadline_ms: for a signal: when it stops waiting; 0 never.
+    """
+
+    kind: WaitKind
+    id: str
+    call_id: str
+    since_ms: int
+    ready: bool = False
+    deadline_ms: int = 0
+
+
+class Result(_Record):
+    """How a Turn ended well.
+
+    Attributes:
+        message_id: the final public message; "" if the agent gave none.
+        message_seq: number of the event that holds it.
+        finish_reason: `completed`, `exceed_max_iters`, ...
+    """
+
+    message_id: str
+    message_seq: int
+    finish_reason: str = "completed"
+
+
+class TurnState(_Record):
+    """The part of a Turn that changes. In the head while a host owns it, else in its record.
+
+    Attributes:
+        revision: rises with every change a user can see.
+        cancel: request id of the accepted cancel, "" for none.
+        pause: request id of the accepted pause that is not lifted.
+        paused_revision: revision at which the present pause was reached; 0 when not PAUSED.
+        failure: a permanent failure that waits for settlement.
+        conditions: what is open, in the order it was opened.
+        inputs: accepted steer and inject inputs that are not applied.
+        input_ordinal: ordinal of the last accepted input.
+        runs: invocations so far.
+        reasoning: reasoning rounds begun so far (the budget's position, TP-01).
+        attempt: model requests made for the present round (EV-17).
+        last_step: the latest Step, which the next Run resumes from.
+        takeovers: takeovers since the last checkpoint (D13).
+        operator: why a person must look, "" when none must.
+        settle_ms: when settlement may be tried again; 0 at once.
+        settle_tries: settlement attempts so far, for its backoff.
+        updated_ms: when something visible changed last.
+        steers: how many of `inputs` are steers, which reopen a final answer (D20).
+        message_id, message_seq: the newest assistant message and the event that holds it.
+        signals: `x.*` signals accepted for this Turn so far.
+    """
+
+    status: TurnStatus = TurnStatus.QUEUED
+    revision: int = 1
+    cancel: str = ""
+    pause: str = ""
+    paused_revision: int = 0
+    failure: Failure | None = None
+    recovery: Recovery | None = None
+    conditions: tuple[Condition, ...] = ()
+    inputs: int = 0
+    input_ordinal: int = 0
+    runs: int = 0
+    reasoning: int = 0
+    attempt: int = 0
+    last_step: str = ""
+    takeovers: int = 0
+    operator: str = ""
+    settle_ms: int = 0
+    settle_tries: int = 0
+    result: Result | None = None
+    updated_ms: int = 0
+    steers: int = 0
+    message_id: str = ""
+    message_seq: int = 0
+    signals: int = 0
+
+
+class OpenModel(_Record):
+    """A model call under way in the present Run."""
+
+    model_call_id: str
+    step_id: str
+    message_id: str
+    attempt: int
+    request: int
+    started_ms: int
+
+
+class RunState(_Record):
+    """The present Run of an owned Thread; `run_id` is "" while it is only being settled."""
+
+    run_id: str = ""
+    number: int = 0
+    started_ms: int = 0
+    first_at: int = 0
+    steps: int = 0
+    step_id: str = ""
+    phase: StepPhase = StepPhase.REASONING
+    calls: int = 0
+    models: tuple[OpenModel, ...] = ()
+    resumed_from: str = ""
+
+
+class ThreadHead(_Record):
+    """The hot part of a Thread that a host owns.
+
+    Attributes:
+        fence: rises with every claim; a commit with another number is refused.
+        position: stream position of the last owner commit.
+        base_at: position from which the native checkpoint can be rebuilt.
+        checkpoint_at: position of the last commit that carried native state.
+        writer: version of the library that wrote native state under this fence.
+    """
+
+    fence: int
+    owner: str
+    position: int
+    base_at: int
+    checkpoint_at: int
+    turn_id: str
+    turn: TurnState
+    run: RunState
+    writer: str = ""
+
+
+class SessionHead(_Record):
+    """The one hot row of a Session; the only row every commit rewrites. It stays small."""
+
+    namespace: str
+    session_id: str
+    created_ms: int
+    status: ResourceStatus = ResourceStatus.OPEN
+    threads: dict[str, ThreadHead] = {}
+
+
+class ThreadRecord(_Record):
+    """A Thread at rest. While a host owns it the head's copy of fence and positions rules.
+
+    Attributes:
+        next_ordinal: the place the next admitted Turn will get.
+        current: the unfinished Turn at the head of the queue, "" when idle.
+        writer: version of the library that wrote the checkpoint; "" before the first.
+        settled_at: position of the last settled checkpoint.
+    """
+
+    thread_id: str
+    binding: Binding
+    created_ms: int
+    status: ResourceStatus = ResourceStatus.OPEN
+    next_ordinal: int = 1
+    current: str = ""
+    fence: int = 0
+    position: int = 0
+    base_at: int = 0
+    checkpoint_at: int = 0
+    writer: str = ""
+    settled_at: int = 0
+
+
+class TurnRecord(_Record):
+    """A Turn: the part that never changes, and its state when no host owns it.
+
+    Attributes:
+        input_seq: number of the event that holds the submitted message.
+        first_at, last_at: stream positions of its owner commits, 0 before the first.
+    """
+
+    turn_id: str
+    thread_id: str
+    ordinal: int
+    request_id: str
+    created_ms: int
+    input_seq: int
+    state: TurnState
+    first_at: int = 0
+    last_at: int = 0
+
+
+class TurnRef(_Record):
+    """A record that only names a Turn: an entry of a Thread's order or queue."""
+
+    turn_id: str
+
+
+class RequestRecord(_Record):
+    """An accepted request, kept for ever (AD-29).
+
+    Attributes:
+        arguments: digest of each argument by name, so that a conflict can name the field.
+        receipt: the encoded receipt of the first acceptance.
+        ordinal: for an input: its place among the inputs of its Turn.
+    """
+
+    operation: str
+    arguments: dict[str, str]
+    receipt: msgspec.Raw
+    ordinal: int = 0
+
+
+class InputRecord(_Record):
+    """A steer or inject input."""
+
+    request_id: str
+    kind: str
+    ordinal: int
+    message_id: str
+    seq: int
+    accepted_ms: int
+    state: SignalState = SignalState.ACCEPTED
+
+
+class SignalRecord(_Record):
+    """An `x.*` signal kept until a wait condition consumes it."""
+
+    request_id: str
+    key: str
+    payload: Body
+    ordinal: int
+    accepted_ms: int
+    state: SignalState = SignalState.ACCEPTED
+
+
+class InteractionRecord(_Record):
+    """A question the agent waits for: an approval, or the result of a manual tool."""
+
+    interaction_id: str
+    call_id: str
+    kind: InteractionKind
+    name: str
+    arguments: Body
+    origin: RunStepRef
+    opened_ms: int
+    state: InteractionState = InteractionState.PENDING
+    response: Body | None = None
+    request_id: str = ""
+    reason: str = ""
+
+
+class ExecutionRecord(_Record):
+    """A tool call: what was intended, what became of it, where the result was applied.
+
+    Attributes:
+        route: executor route for EXTERNAL, "" otherwise.
+        rule: replay rule declared when the call was committed.
+        origin: Run and Step that made the intent.
+        owner: host that started it; "" before the start.
+        result: outcome as the agent will see it; None until known.
+        received_ms: when the result was stored; 0 before.
+        applied_at: where the result entered the checkpoint; None if it has not, or if a settlement
+            outside any Run did it (then `applied_ms` is set).
+        evidence: reference given at reconciliation.
+        tries: queries so far while the outcome is not known.
+        late: an outcome that arrived after the call was settled; kept, never applied (UN-12).
+        attempt: starts so far; above 1 only for a local tool that may be run again.
+        seq: number of the event that holds the result; the record's `result` is None in the store
+            then, and readers fill it in from there (a body is stored once).
+    """
+
+    execution_id: str
+    call_id: str
+    name: str
+    kind: ExecutionKind
+    arguments: Body
+    origin: RunStepRef
+    created_ms: int
+    route: str = ""
+    rule: ReplayRule = ReplayRule.NEVER
+    state: ExecutionState = ExecutionState.INTENT
+    owner: str = ""
+    fence: int = 0
+    started_ms: int = 0
+    result: Body | None = None
+    received_ms: int = 0
+    applied_at: RunStepRef | None = None
+    applied_ms: int = 0
+    cancel_requested: bool = False
+    evidence: str = ""
+    tries: int = 0
+    late: Body | None = None
+    attempt: int = 1
+    seq: int = 0
+
+
+class RunRecord(_Record):
+    """One invocation. Its Steps and model requests are the stream slice first_at .. last_at."""
+
+    run_id: str
+    number: int
+    owner: str
+    fence: int
+    status: RunStatus
+    started_ms: int
+    first_at: int
+    ended_ms: int = 0
+    last_at: int = 0
+    resumed_from: str = ""
+    failure: Failure | None = None
+
+
+class MessageIndex(_Record):
+    """Where a public message is in the log. Its key holds the first sequence, which orders history.
+
+    Attributes:
+        seq: number of the newest event that carries it.
+    """
+
+    message_id: str
+    turn_id: str
+    thread_id: str
+    seq: int
+    flag: str = ""
+
+
+class ObjectRecord(_Record):
+    """A stored object: pending until a commit refers to it (D11)."""
+
+    state: str
+    size: int
+    marked_ms: int
+
+
+class LateFact(_Record):
+    """What a fenced owner could still report about its own Run (D13)."""
+
+    run_id: str
+    id: str
+    what: str
+    body: Body
+    filed_ms: int
+
+
+# ---- private facts: one tagged array per fact, in the `private` column of a log row ----
+
+
+class StepFact(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """A Step began, reached a phase or ended."""
+
+    step_id: str
+    run_id: str
+    number: int
+    phase: StepPhase
+    status: StepStatus = StepStatus.RUNNING
+    resumed_from: str = ""
+    reasoning: int = 0
+
+
+class Usage(_Record):
+    """Tokens of one request. A count that is not known stays None, never zero (MC-04)."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class ModelFact(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    """A model call or one request inside it changed.
+
+    Attributes:
+        request: number of the request inside the call, from 1; 0 speaks of the call itself.
+        elapsed_ms: by the host's monotonic clock; None while it runs or is lost.
+        complete: the usage is all there is to know.
+    """
+
+    model_call_id: str
+    run_id: str
+    step_id: str
+    request: int
+    status: ModelStatus
+    model: str = ""
+    purpose: ModelPurpose = ModelPurpose.REPLY
+    observation: ModelObservation = ModelObservation.MODEL_CALL
+    message_id: str = ""
+    attempt: int = 0
+    usage: Usage | None = None
+    complete: bool = False
+    elapsed_ms: int | None = None
+    error: str = ""
+
+
+PrivateFact = StepFact | ModelFact
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode(kind: type[S], data: bytes, *, key: str = "") -> S:
+    """Decode a stored record.
+
+    Raises:
+        CorruptRecord: the bytes are not a `kind`; they are left as they are (C61).
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(data)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptRecord(key, kind.__name__, str(error)) from error

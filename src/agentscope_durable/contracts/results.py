@@ -1,0 +1,39 @@
+"""The outcome of a tool call, in the one JSON form that records, events and adapters share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the agent sees of a finished call.
+
+    Attributes:
+        state: `success`, `error`, `denied` or `interrupted`.
+        value: JSON value, when the tool returned one.
+        content: native content blocks, when the tool returned those.
+        metadata: native metadata.
+        reason: why, for a state other than success.
+    """
+
+    state: str = "success"
+    value: Any = None
+    content: list[Any] | None = None
+    metadata: dict[str, Any] | None = None
+    reason: str | None = None
+
+
+class HostNotice(msgspec.Struct, frozen=True, array_like=True):
+    """What a host publishes with its lease.
+
+    Attributes:
+        classes: ready classes it serves.
+        routes: executor routes it serves.
+        draining: it claims nothing new.
+    """
+
+    classes: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    draining: bool = False

@@ -1,0 +1,370 @@
+"""What a query answers: plain frozen values, camelCase on the wire.
+
+A view is read once and never changes. Fields marked *query time* are computed when the question
+is asked and are no part of the projection: two observers may see different values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.status import (
+    ExecutionKind,
+    ExecutionState,
+    InteractionKind,
+    InteractionState,
+    ModelObservation,
+    ModelPurpose,
+    ModelStatus,
+    ResourceStatus,
+    RunStatus,
+    SignalState,
+    StepPhase,
+    StepStatus,
+    TurnStatus,
+    WaitKind,
+)
+
+
+class View(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Base of all views."""
+
+
+class BindingView(View):
+    """The definition a Thread is pinned to (RT-12)."""
+
+    harness: str
+    definition_version: str
+    state_version: str
+
+
+class RunStepRefView(View):
+    run_id: str
+    step_id: str
+
+
+class ErrorView(View):
+    """An error as stored: class and bounded text, never a body."""
+
+    kind: str
+    message: str
+    retryable: bool = False
+
+
+class RecoveryPolicy(View):
+    """How often and how late a failed invocation is tried again (RC-11).
+
+    Attributes:
+        max_retries: additional invocations after the first.
+        initial_backoff_ms: wait before the first retry; doubles each time.
+        max_backoff_ms: cap of the wait.
+    """
+
+    max_retries: int = 3
+    initial_backoff_ms: int = 1000
+    max_backoff_ms: int = 30_000
+
+
+class RecoveryView(View):
+    """Failures of a Turn so far (RC-12, RC-14).
+
+    Attributes:
+        policy: the policy in force at the first failure; a new host does not change it.
+        failures: invocations that failed.
+        next_retry_at_ms: store time of the next invocation, None when none is due.
+    """
+
+    policy: RecoveryPolicy
+    failures: int
+    next_retry_at_ms: int | None
+    last_error: ErrorView
+
+
+class Waiting(View):
+    """One reason why a Turn does not advance, and what would make it (D4).
+
+    Attributes:
+        kind: see WaitKind.
+        id: interaction, execution, signal key, definition or child it is about.
+        since_ms: store time at which it began.
+        next_action: what to do, in one sentence.
+        call_id: the tool call, None if it is not about one.
+        until_ms: store time at which it ends by itself, None if it does not.
+    """
+
+    kind: WaitKind
+    id: str
+    since_ms: int
+    next_action: str
+    call_id: str | None = None
+    until_ms: int | None = None
+
+
+class LeaseView(View):
+    """*Query time.* Who owns a running Turn.
+
+    Attributes:
+        owner: identity of the host.
+        age_ms: since its last renewal.
+        alive: whether the lease is still valid by the store's clock.
+    """
+
+    owner: str
+    fence: int
+    age_ms: int
+    alive: bool
+
+
+class ResultView(View):
+    """How a Turn ended well: its final message, and why the agent stopped."""
+
+    message_id: str | None
+    finish_reason: str = "completed"
+
+
+class TurnView(View):
+    """A Turn.
+
+    Attributes:
+        ordinal: place in the Thread's queue, from 1.
+        revision: rises with every visible change; `resume` wants the one read while PAUSED.
+        cancel_requested: a cancel was accepted and the Turn is being settled.
+        waiting_on: why it does not advance; empty while it runs or has ended.
+        recovery: None as long as no invocation failed.
+        lease: *query time*; None when no host owns it.
+    """
+
+    session: SessionKey
+    thread_id: str
+    turn_id: str
+    request_id: str
+    ordinal: int
+    status: TurnStatus
+    revision: int
+    created_at_ms: int
+    updated_at_ms: int
+    cancel_requested: bool = False
+    waiting_on: tuple[Waiting, ...] = ()
+    recovery: RecoveryView | None = None
+    result: ResultView | None = None
+    error: ErrorView | None = None
+    runs: int = 0
+    pending_inputs: int = 0
+    parent: RunStepRefView | None = None
+    lease: LeaseView | None = None
+
+    @property
+    def thread_key(self) -> ThreadKey:
+        return ThreadKey(self.session, self.thread_id)
+
+
+class SessionView(View):
+    session: SessionKey
+    status: ResourceStatus
+    created_at_ms: int
+
+
+class ThreadView(View):
+    """A Thread. `current_turn_id` is the unfinished Turn at the head of its queue."""
+
+    session: SessionKey
+    thread_id: str
+    binding: BindingView
+    status: ResourceStatus
+    created_at_ms: int
+    current_turn_id: str | None = None
+
+
+class RunView(View):
+    """One invocation of the agent (RT-08). Its end says nothing about the Turn's (RT-49)."""
+
+    run_id: str
+    turn_id: str
+    number: int
+    status: RunStatus
+    owner: str
+    fence: int
+    started_at_ms: int
+    ended_at_ms: int | None = None
+    resumed_from_step_id: str | None = None
+    error: ErrorView | None = None
+
+
+class StepView(View):
+    """One reasoning round, or one continuation that applies results (RT-46..48)."""
+
+    step_id: str
+    run_id: str
+    number: int
+    phase: StepPhase
+    status: StepStatus
+    started_at_ms: int
+    ended_at_ms: int | None = None
+    resumed_from_step_id: str | None = None
+    reasoning: int | None = None
+
+
+class UsageView(View):
+    """Token counts; None is not known. The cache counts are parts of `input_tokens` (MC-05)."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class ModelRequestView(View):
+    """One request to a provider inside a model call."""
+
+    number: int
+    status: ModelStatus
+    model: str
+    started_at_ms: int
+    elapsed_ms: int | None = None
+    usage: UsageView | None = None
+    usage_complete: bool = False
+    error: str | None = None
+
+
+class ModelCallView(View):
+    """A model call and each request it made (MC-02). `retries` counts requests beyond the first."""
+
+    model_call_id: str
+    run_id: str
+    step_id: str
+    status: ModelStatus
+    purpose: ModelPurpose
+    observation: ModelObservation
+    requests: tuple[ModelRequestView, ...]
+    started_at_ms: int
+    message_id: str | None = None
+    elapsed_ms: int | None = None
+    usage: UsageView | None = None
+    usage_complete: bool = False
+
+    @property
+    def retries(self) -> int:
+        return max(0, len(self.requests) - 1)
+
+
+class InteractionView(View):
+    """A question a Turn waits for (IN-01).
+
+    Attributes:
+        name: the tool that asks.
+        arguments: the tool's arguments as JSON, or the exact text if they are not JSON.
+        response: what was answered, None while pending.
+    """
+
+    interaction_id: str
+    turn_id: str
+    call_id: str
+    kind: InteractionKind
+    name: str
+    arguments: Any
+    state: InteractionState
+    opened_at_ms: int
+    response: Any = None
+    request_id: str | None = None
+    reason: str | None = None
+
+
+class ToolView(View):
+    """A tool call, local or external, as one entry (PR-05, PR-07, PR-08).
+
+    Attributes:
+        execution_id: only for an external execution.
+        completed: the execution's own end is known.
+        received_at_ms: when the result was stored; None before.
+        applied_at: the Run and Step whose checkpoint took the result in.
+        applied_at_ms: when; set with `applied_at` None when settlement applied it (SE-10).
+        origin: the Run and Step that made the call.
+    """
+
+    thread_id: str
+    turn_id: str
+    call_id: str
+    name: str
+    kind: ExecutionKind
+    state: ExecutionState
+    arguments: Any = None
+    execution_id: str | None = None
+    result: Any = None
+    origin: RunStepRefView | None = None
+    received_at_ms: int | None = None
+    applied_at: RunStepRefView | None = None
+    applied_at_ms: int | None = None
+    cancel_requested: bool = False
+    child: str | None = None
+
+
+class CommandReceipt(View):
+    """A control was admitted. What it did is told by events and the Turn's status (AD-10).
+
+    Attributes:
+        operation: steer, inject, withdraw, cancel, pause, resume, respond or signal.
+        accepted_at_ms: store time.
+        revision: revision of the Turn after admission.
+    """
+
+    request_id: str
+    operation: str
+    thread_id: str
+    turn_id: str
+    accepted_at_ms: int
+    revision: int
+
+
+class SignalView(View):
+    """An accepted input or signal and what became of it."""
+
+    request_id: str
+    operation: str
+    state: SignalState
+
+
+class CapabilitiesView(View):
+    """What this assembly can promise (RT-33..35)."""
+
+    persistent: bool
+    shared: bool
+    hosts_shared: bool
+    harnesses: tuple[HarnessCapabilitiesView, ...] = ()
+    executors: tuple[ExecutorCapabilitiesView, ...] = ()
+    resolved_harnesses: tuple[str, ...] = ()
+
+
+class HarnessCapabilitiesView(View):
+    harness: str
+    definition_version: str
+    state_version: str
+    recovery: str
+    delivery: str
+
+
+class ExecutorCapabilitiesView(View):
+    route: str
+    query: bool
+    cancel: bool
+    output: bool
+
+
+class Page(msgspec.Struct, frozen=True, rename="camel"):
+    """One page of a listing.
+
+    Attributes:
+        items: at most `limit` of them.
+        cursor: pass it to get the next page; None when this was the last one.
+    """
+
+    items: tuple[Any, ...]
+    cursor: str | None = None
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)

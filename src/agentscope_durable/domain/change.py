@@ -1,0 +1,284 @@
+"""A draft collects what one decision makes true and turns it into one `Change`.
+
+It is the only mutable thing in `domain`, and it lives for one decision. It numbers nothing, reads
+no clock and touches no store: numbers come from the view, time and seed are arguments.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import column_reference
+from agentscope_durable.contracts.errors import NotFound
+from agentscope_durable.contracts.events import Payload, StoredEvent, TurnChanged, TurnRecovery
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import (
+    ObjectRecord,
+    PrivateFact,
+    SessionHead,
+    ThreadHead,
+    ThreadRecord,
+    TurnRecord,
+    TurnState,
+    decode,
+    encode,
+)
+from agentscope_durable.domain.ids import commit_id
+from agentscope_durable.domain.turn import due_ms
+from agentscope_durable.domain.turn_view import recovery_view, turn_view
+from agentscope_durable.spi.record_store import Change, Entry, Need, Range, Reads, ReadyRow, View
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_json = msgspec.json.Encoder()
+
+
+def session_hint(partition: str) -> str:
+    """Hint key of a Session, of fixed size whatever the ids are (C76)."""
+    return "s:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def ready_hint(kind: str, klass: str) -> str:
+    """Hint key of a kind and class of ready work."""
+    return "r:" + blake2b(f"{kind}\x00{klass}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+class Draft:
+    """The change under construction. `head` and records are replaced, never changed in place."""
+
+    __slots__ = (
+        "_at",
+        "_events",
+        "_facts",
+        "_hints",
+        "_journal",
+        "_puts",
+        "_ready",
+        "_stream",
+        "head",
+        "now_ms",
+        "seed",
+        "session",
+        "view",
+    )
+
+    def __init__(self, view: View, session: SessionKey, seed: bytes, now_ms: int, head: SessionHead) -> None:
+        self.view = view
+        self.session = session
+        self.seed = seed
+        self.now_ms = now_ms
+        self.head = head
+        self._events: list[StoredEvent] = []
+        self._facts: list[PrivateFact] = []
+        self._puts: dict[str, bytes | None] = {}
+        self._ready: dict[tuple[str, str], ReadyRow | None] = {}
+        self._hints: dict[str, None] = {}
+        self._journal = b""
+        self._stream = ""
+        self._at = 0
+
+    # ---- reading ----
+
+    def get(self, key: str, kind: type[S]) -> S | None:
+        """A record, as this draft has already changed it."""
+        data = self._puts[key] if key in self._puts else self.view.get(key)
+        return None if data is None else decode(kind, data, key=key)
+
+    def require(self, wanted: tuple[str, ...], ranges: tuple[Range, ...] = ()) -> None:
+        """Ask for everything a rare path will look at in one round, if it was not declared."""
+        try:
+            for key in wanted:
+                if key not in self._puts:
+                    self.view.get(key)
+            for page in ranges:
+                self.view.page(page)
+        except Need as need:
+            raise Need(need.reads.merged(Reads(keys=wanted, ranges=ranges))) from None
+
+    def thread(self, thread_id: str) -> ThreadRecord:
+        record = self.get(keys.thread(thread_id), ThreadRecord)
+        if record is None:
+            raise NotFound("thread", thread_id)
+        return record
+
+    def turn(self, thread_id: str, turn_id: str) -> TurnRecord:
+        """The Turn, with its state from the head while a host owns it."""
+        record = self.get(keys.turn(turn_id), TurnRecord)
+        if record is None or record.thread_id != thread_id:
+            raise NotFound("turn", turn_id)
+        active = self.head.threads.get(thread_id)
+        if active is not None and active.turn_id == turn_id:
+            return replace(record, state=active.turn)
+        return record
+
+    # ---- writing ----
+
+    def put(self, key: str, record: msgspec.Struct) -> None:
+        self._puts[key] = encode(record)
+
+    def delete(self, key: str) -> None:
+        self._puts[key] = None
+
+    def emit(
+        self,
+        event_type: str,
+        payload: Payload,
+        *,
+        thread_id: str = "",
+        turn_id: str = "",
+        run_id: str = "",
+        step_id: str = "",
+    ) -> int:
+        """Add a public event and return the number it will have."""
+        raw = msgspec.Raw(_json.encode(payload))
+        self._events.append(StoredEvent(event_type, thread_id, turn_id, run_id, step_id, raw))
+        return self.view.next_seq + len(self._events) - 1
+
+    def fact(self, fact: PrivateFact) -> None:
+        self._facts.append(fact)
+
+    def native(self, stream: str, at: int, journal: bytes = b"") -> None:
+        """This commit takes position `at` of a Thread's stream and carries a native block."""
+        self._stream, self._at, self._journal = stream, at, journal
+        reference = column_reference(journal)
+        if reference is not None:
+            self.refer(reference.digest, reference.size)
+
+    def ready(self, kind: str, klass: str, item: str, *, due_ms: int, value: str = "") -> None:
+        self._ready[kind, item] = ReadyRow(kind=kind, klass=klass, due_ms=due_ms, item=item, value=value)
+        if due_ms <= self.now_ms:
+            self._hints[ready_hint(kind, klass)] = None
+
+    def unready(self, kind: str, item: str) -> None:
+        self._ready[kind, item] = None
+
+    def hint(self, key: str) -> None:
+        self._hints[key] = None
+
+    def refer(self, digest: str, size: int) -> None:
+        """This commit refers to an object: its mark is no longer pending (D11)."""
+        if digest:
+            self.put(keys.object_(digest), ObjectRecord(state="referenced", size=size, marked_ms=self.now_ms))
+
+    def set_active(self, thread_id: str, active: ThreadHead | None) -> None:
+        threads = dict(self.head.threads)
+        if active is None:
+            threads.pop(thread_id, None)
+        else:
+            threads[thread_id] = active
+        self.head = replace(self.head, threads=threads)
+
+    def show(self, record: TurnRecord, before: TurnState, after: TurnState) -> TurnState:
+        """The state to store: with a higher revision and a `turn.status` event if anything visible changed.
+
+        Every visible change of a Turn goes through here, so folded events and a query agree (PR-22).
+        """
+        if not _visibly_differs(before, after):
+            return after
+        after = replace(after, revision=before.revision + 1, updated_ms=self.now_ms)
+        if after.recovery != before.recovery and after.recovery is not None:
+            self.emit(
+                "turn.recovery",
+                TurnRecovery(recovery=recovery_view(after.recovery)),
+                thread_id=record.thread_id,
+                turn_id=record.turn_id,
+            )
+        self.emit(
+            "turn.status",
+            TurnChanged(turn=turn_view(self.session, record, after)),
+            thread_id=record.thread_id,
+            turn_id=record.turn_id,
+        )
+        return after
+
+    def schedule(self, thread: ThreadRecord, turn_id: str, state: TurnState) -> None:
+        """Put the ready row of a Thread nobody owns where its Turn's state says."""
+        due = due_ms(state)
+        if due is None:
+            self.unready(keys.READY_TURN, thread.thread_id)
+        else:
+            self.ready(keys.READY_TURN, thread.binding.ready_class, thread.thread_id, due_ms=due, value=turn_id)
+
+    def store_turn(self, record: TurnRecord, after: TurnState) -> TurnState:
+        """Write a changed state where it belongs, wake or park the Thread accordingly.
+
+        While a host owns the Turn the state lives in the head and no ready row exists.
+        """
+        after = self.show(record, record.state, after)
+        active = self.head.threads.get(record.thread_id)
+        if active is not None and active.turn_id == record.turn_id:
+            self.set_active(record.thread_id, replace(active, turn=after))
+            self.hint(session_hint(keys.partition(self.session)))
+            return after
+        self.put(keys.turn(record.turn_id), replace(record, state=after))
+        thread = self.thread(record.thread_id)
+        if thread.current == record.turn_id:
+            self.schedule(thread, record.turn_id, after)
+        return after
+
+    def change(self, receipt: object) -> Change:
+        """Everything collected, as one change."""
+        partition = keys.partition(self.session)
+        self._hints[session_hint(partition)] = None
+        entry = None
+        if self._events or self._facts or self._stream:
+            entry = Entry(
+                events=_json.encode(self._events) if self._events else b"",
+                count=len(self._events),
+                private=_json.encode(self._facts) if self._facts else b"",
+                journal=self._journal,
+                stream=self._stream,
+                at=self._at,
+            )
+        return Change(
+            head=self.head,
+            commit_id=commit_id(self.seed),
+            entry=entry,
+            puts=tuple(self._puts.items()),
+            ready=tuple(row for row in self._ready.values() if row is not None),
+            unready=tuple(key for key, row in self._ready.items() if row is None),
+            receipt=receipt,
+            hints=tuple(self._hints),
+        )
+
+
+def _visibly_differs(a: TurnState, b: TurnState) -> bool:
+    if a is b:
+        return False
+    if (
+        a.status is not b.status
+        or a.inputs != b.inputs
+        or a.runs != b.runs
+        or a.operator != b.operator
+        or (a.cancel != "") != (b.cancel != "")
+        or a.settle_ms != b.settle_ms
+    ):
+        return True
+    if a.recovery is not b.recovery and a.recovery != b.recovery:
+        return True
+    if a.failure is not b.failure and a.failure != b.failure:
+        return True
+    if a.result is not b.result and a.result != b.result:
+        return True
+    # While it runs, open conditions are not shown (waiting_on is empty).
+    return a.conditions is not b.conditions and b.status.held and a.conditions != b.conditions
+
+
+def begin(view: View, session: SessionKey, seed: bytes, now_ms: int) -> Draft:
+    """Start a change of an existing Session.
+
+    Raises:
+        NotFound: there is none.
+    """
+    head = view.head
+    if head is None:
+        raise NotFound("session", f"{session.namespace}/{session.session_id}")
+    return Draft(view, session, seed, now_ms, head)
+
+
+__all__ = ["Draft", "begin", "ready_hint", "session_hint"]

@@ -1,0 +1,370 @@
+"""A tool call outside the agent: started at most once, and never guessed.
+
+Three facts are kept apart: the execution ended, its result was received, the result was applied
+(PR-08). A start is granted under a fence of its own; once granted, nobody starts it again. A host
+that finds it running under a dead owner may only query. What nobody can say stays UNKNOWN until
+evidence, or a true outcome that arrives late, settles it (UN-12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.commands import (
+    ClaimExecution,
+    ExecutionAction,
+    ExecutionGrant,
+    OutcomeRecorded,
+    RecordOutcome,
+)
+from agentscope_durable.contracts.errors import InvalidRequest, NotFound
+from agentscope_durable.contracts.events import ToolChanged
+from agentscope_durable.contracts.records import Condition, ExecutionRecord, TurnRecord, TurnState
+from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule, WaitKind
+from agentscope_durable.domain.change import Draft, begin
+from agentscope_durable.domain.turn import settling as is_settling
+from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
+
+RECHECK_MS = 30_000
+"""How long before a cancel request to a running execution is looked at again."""
+
+MOVES: dict[ExecutionState, frozenset[ExecutionState]] = {
+    ExecutionState.REQUESTED: frozenset(
+        {
+            ExecutionState.AWAITING_APPROVAL,
+            ExecutionState.DENIED,
+            ExecutionState.INTENT,
+            ExecutionState.RUNNING,
+            ExecutionState.COMPLETED,
+            ExecutionState.FAILED,
+            ExecutionState.CANCELLED,
+        }
+    ),
+    ExecutionState.AWAITING_APPROVAL: frozenset(
+        {
+            ExecutionState.DENIED,
+            ExecutionState.INTENT,
+            ExecutionState.RUNNING,
+            ExecutionState.COMPLETED,
+            ExecutionState.FAILED,
+            ExecutionState.CANCELLED,
+        }
+    ),
+    ExecutionState.INTENT: frozenset(
+        {
+            ExecutionState.RUNNING,
+            ExecutionState.COMPLETED,
+            ExecutionState.FAILED,
+            ExecutionState.CANCELLED,
+            ExecutionState.UNKNOWN,
+        }
+    ),
+    ExecutionState.RUNNING: frozenset(
+        {ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED, ExecutionState.UNKNOWN}
+    ),
+    ExecutionState.UNKNOWN: frozenset(
+        {ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED, ExecutionState.RUNNING}
+    ),
+    ExecutionState.DENIED: frozenset(),
+    ExecutionState.COMPLETED: frozenset(),
+    ExecutionState.FAILED: frozenset(),
+    ExecutionState.CANCELLED: frozenset(),
+}
+"""What may become of a call (STATES section 4). UNKNOWN goes back to RUNNING only for a local tool whose
+stored and present rule both say it may run again, or when a query finds it still going."""
+
+
+def may_become(record: ExecutionRecord, state: ExecutionState) -> bool:
+    return state in MOVES[record.state]
+
+
+def item_of(turn_id: str, call_id: str) -> str:
+    """The item under which an execution stands in the ready index."""
+    return f"{turn_id}/{call_id}"
+
+
+def condition_of(state: TurnState, call_id: str, kinds: Iterable[WaitKind]) -> Condition | None:
+    wanted = frozenset(kinds)
+    return next((c for c in state.conditions if c.call_id == call_id and c.kind in wanted), None)
+
+
+def with_condition(state: TurnState, old: Condition | None, new: Condition | None) -> TurnState:
+    """The state with one condition replaced, added (old None) or removed (new None)."""
+    kept = tuple(
+        new if c is old and new is not None else c for c in state.conditions if c is not old or new is not None
+    )
+    if old is None and new is not None:
+        kept = (*kept, new)
+    return replace(state, conditions=kept)
+
+
+EFFECT_KINDS = (WaitKind.TOOL_RUNNING, WaitKind.TOOL_UNKNOWN)
+
+
+class Place(Protocol):
+    """Which Turn something belongs to."""
+
+    @property
+    def thread_id(self) -> str: ...
+
+    @property
+    def turn_id(self) -> str: ...
+
+
+# ---- outcomes ----
+
+
+def settle_execution(
+    draft: Draft,
+    place: Place,
+    state: TurnState,
+    execution: ExecutionRecord,
+    outcome: ExecutionState,
+    body: Body | None,
+    *,
+    evidence: str = "",
+    run_id: str = "",
+    step_id: str = "",
+) -> TurnState:
+    """Store a definite outcome and make it applicable. The result's body stands in the event alone."""
+    seq = draft.emit(
+        "tool.completed",
+        ToolChanged(
+            call_id=execution.call_id,
+            state=outcome,
+            name=execution.name,
+            kind=execution.kind,
+            execution_id=execution.execution_id if execution.kind is ExecutionKind.EXTERNAL else None,
+            result=body,
+            received_at_ms=draft.now_ms,
+        ),
+        thread_id=place.thread_id,
+        turn_id=place.turn_id,
+        run_id=run_id,
+        step_id=step_id,
+    )
+    if body is not None:
+        draft.refer(body.digest, body.size)
+    draft.put(
+        keys.execution(place.turn_id, execution.call_id),
+        replace(
+            execution,
+            state=outcome,
+            result=None,
+            seq=seq if body is not None else 0,
+            received_ms=draft.now_ms,
+            evidence=evidence or execution.evidence,
+            owner="",
+        ),
+    )
+    item = item_of(place.turn_id, execution.call_id)
+    if execution.kind is ExecutionKind.EXTERNAL:
+        draft.unready(keys.READY_DISPATCH, item)
+        draft.unready(keys.READY_RUNNING, item)
+    old = condition_of(state, execution.call_id, EFFECT_KINDS)
+    if old is None:
+        return state
+    return with_condition(state, old, replace(old, kind=WaitKind.TOOL_RUNNING, ready=True))
+
+
+def lose_execution(
+    draft: Draft, place: Place, state: TurnState, execution: ExecutionRecord, *, recheck_ms: int = 0
+) -> TurnState:
+    """Nobody can say what became of it: UNKNOWN, visibly (SE-02)."""
+    draft.emit(
+        "tool.unknown",
+        ToolChanged(call_id=execution.call_id, state=ExecutionState.UNKNOWN, name=execution.name, kind=execution.kind),
+        thread_id=place.thread_id,
+        turn_id=place.turn_id,
+    )
+    draft.put(
+        keys.execution(place.turn_id, execution.call_id),
+        replace(execution, state=ExecutionState.UNKNOWN, owner="", tries=execution.tries + 1),
+    )
+    if execution.kind is ExecutionKind.EXTERNAL:
+        item = item_of(place.turn_id, execution.call_id)
+        draft.unready(keys.READY_RUNNING, item)
+        if recheck_ms:
+            draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms + recheck_ms)
+        else:
+            draft.unready(keys.READY_DISPATCH, item)
+    old = condition_of(state, execution.call_id, EFFECT_KINDS)
+    if old is None:
+        return state
+    return with_condition(state, old, replace(old, kind=WaitKind.TOOL_UNKNOWN, ready=False))
+
+
+def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnState:
+    """Ask everything under way to stop, by its original id (SE-01, CT-08).
+
+    What was never started is cancelled here and now; what was started keeps its state until its
+    end is confirmed.
+    """
+    open_calls = [c.call_id for c in state.conditions if c.kind in EFFECT_KINDS and not c.ready]
+    draft.require(tuple(keys.execution(record.turn_id, call_id) for call_id in open_calls))
+    active = draft.head.threads.get(record.thread_id)
+    owned = active is not None and active.turn_id == record.turn_id
+    for call_id in open_calls:
+        execution = _execution(draft, record.turn_id, call_id)
+        if execution.kind is ExecutionKind.LOCAL:
+            if not owned and execution.state is ExecutionState.RUNNING:
+                state = end_lost_local(draft, record, state, execution, settling=True)
+        elif execution.state is ExecutionState.INTENT:
+            state = settle_execution(
+                draft, record, state, replace(execution, cancel_requested=True), ExecutionState.CANCELLED, None
+            )
+        elif not execution.cancel_requested:
+            draft.put(keys.execution(record.turn_id, call_id), replace(execution, cancel_requested=True))
+            item = item_of(record.turn_id, call_id)
+            draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms)
+            draft.emit(
+                "tool.cancel_requested",
+                ToolChanged(call_id=call_id, state=execution.state, cancel_requested=True),
+                thread_id=record.thread_id,
+                turn_id=record.turn_id,
+            )
+    return state
+
+
+def lose_local_tools(draft: Draft, place: Place, state: TurnState, *, settling: bool) -> TurnState:
+    """Local tools that were running when their Run ended without them (D18)."""
+    running = [c.call_id for c in state.conditions if c.kind is WaitKind.TOOL_RUNNING and not c.ready]
+    draft.require(tuple(keys.execution(place.turn_id, call_id) for call_id in running))
+    for call_id in running:
+        execution = _execution(draft, place.turn_id, call_id)
+        if execution.kind is ExecutionKind.LOCAL and execution.state is ExecutionState.RUNNING:
+            state = end_lost_local(draft, place, state, execution, settling=settling)
+    return state
+
+
+def end_lost_local(
+    draft: Draft, place: Place, state: TurnState, execution: ExecutionRecord, *, settling: bool
+) -> TurnState:
+    """With rule `never` the outcome is UNKNOWN. With rule `safe` the next Run may run it again if its
+    present rule agrees; if none follows, it is over: nobody must know the outcome of a mere reading."""
+    if execution.rule is ReplayRule.NEVER:
+        return lose_execution(draft, place, state, execution)
+    if settling:
+        return settle_execution(draft, place, state, execution, ExecutionState.CANCELLED, None)
+    return state
+
+
+# ---- the dispatcher's commands ----
+
+
+def reads_execution(c: ClaimExecution | RecordOutcome) -> Reads:
+    return Reads(
+        keys=(keys.execution(c.turn_id, c.call_id), keys.turn(c.turn_id), keys.thread(c.thread_id)),
+    )
+
+
+def _execution(draft: Draft, turn_id: str, call_id: str) -> ExecutionRecord:
+    execution = draft.get(keys.execution(turn_id, call_id), ExecutionRecord)
+    if execution is None:
+        raise NotFound("tool call", call_id)
+    return execution
+
+
+def claim_execution(c: ClaimExecution, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """Grant the one start of an execution, or say what else may be done with it."""
+    draft = begin(view, c.session, seed, now_ms)
+    record = draft.turn(c.thread_id, c.turn_id)
+    execution = _execution(draft, c.turn_id, c.call_id)
+    item = item_of(c.turn_id, c.call_id)
+    if execution.kind is not ExecutionKind.EXTERNAL or execution.state.terminal:
+        draft.unready(keys.READY_DISPATCH, item)
+        draft.unready(keys.READY_RUNNING, item)
+        return draft.change(ExecutionGrant(ExecutionAction.NOTHING))
+    if execution.state is ExecutionState.INTENT:
+        if is_settling(record.state) or execution.cancel_requested:
+            state = settle_execution(draft, record, record.state, execution, ExecutionState.CANCELLED, None)
+            draft.store_turn(record, state)
+            return draft.change(ExecutionGrant(ExecutionAction.NOTHING))
+        started = replace(
+            execution,
+            state=ExecutionState.RUNNING,
+            owner=c.owner,
+            fence=execution.fence + 1,
+            started_ms=now_ms,
+        )
+        draft.emit(
+            "tool.started",
+            ToolChanged(call_id=c.call_id, state=ExecutionState.RUNNING, execution_id=execution.execution_id),
+            thread_id=c.thread_id,
+            turn_id=c.turn_id,
+        )
+        action = ExecutionAction.START
+    else:
+        foreign = execution.owner not in ("", c.owner)
+        if foreign and execution.owner not in c.dead and view.owner(execution.owner).alive:
+            # Whoever started it is alive and answers for it.
+            return Unchanged(ExecutionGrant(ExecutionAction.NOTHING))
+        action = ExecutionAction.CANCEL if execution.cancel_requested else ExecutionAction.QUERY
+        started = replace(execution, owner=c.owner, fence=execution.fence + 1, tries=execution.tries + 1)
+    draft.put(keys.execution(c.turn_id, c.call_id), started)
+    draft.unready(keys.READY_DISPATCH, item)
+    draft.ready(keys.READY_RUNNING, c.owner, item, due_ms=0, value=execution.route)
+    return draft.change(
+        ExecutionGrant(
+            action=action,
+            execution_id=execution.execution_id,
+            name=execution.name,
+            route=execution.route,
+            arguments=execution.arguments,
+            origin=execution.origin,
+            tries=started.tries,
+        )
+    )
+
+
+def record_outcome(c: RecordOutcome, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """Store what became of an execution and wake its Turn. A second truth changes nothing (LG-11, UN-12)."""
+    draft = begin(view, c.session, seed, now_ms)
+    record = draft.turn(c.thread_id, c.turn_id)
+    execution = _execution(draft, c.turn_id, c.call_id)
+    if execution.execution_id != c.execution_id:
+        raise InvalidRequest("the execution id is not that of this call", path="execution_id")
+    if execution.state.terminal:
+        if (
+            not c.state.terminal
+            or (execution.state is c.state and not execution.evidence)
+            or execution.late is not None
+        ):
+            return Unchanged(OutcomeRecorded(execution.state, settled=False))
+        draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, late=c.result))
+        return draft.change(OutcomeRecorded(execution.state, settled=False))
+    if c.state.terminal:
+        state = settle_execution(draft, record, record.state, execution, c.state, c.result)
+    elif c.state is ExecutionState.UNKNOWN:
+        if execution.state is ExecutionState.UNKNOWN:
+            return _again(draft, c, execution)
+        state = lose_execution(draft, record, record.state, execution, recheck_ms=c.retry_after_ms)
+    elif c.state is ExecutionState.RUNNING:
+        if execution.state is ExecutionState.UNKNOWN:
+            # A query found it still going: that much is known again.
+            old = condition_of(record.state, c.call_id, EFFECT_KINDS)
+            state = record.state
+            if old is not None:
+                state = with_condition(state, old, replace(old, kind=WaitKind.TOOL_RUNNING))
+            execution = replace(execution, state=ExecutionState.RUNNING)
+            draft.store_turn(record, state)
+        return _again(draft, c, execution)
+    else:
+        raise InvalidRequest(f"{c.state} is not an outcome of an execution", path="state")
+    draft.store_turn(record, state)
+    return draft.change(OutcomeRecorded(c.state, settled=c.state.terminal))
+
+
+def _again(draft: Draft, c: RecordOutcome, execution: ExecutionRecord) -> Change:
+    """Not settled: look again after a while, from any host that serves the route."""
+    item = item_of(c.turn_id, c.call_id)
+    draft.unready(keys.READY_RUNNING, item)
+    if c.retry_after_ms:
+        draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms + c.retry_after_ms)
+    draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, owner="", tries=execution.tries + 1))
+    return draft.change(OutcomeRecorded(execution.state, settled=False))

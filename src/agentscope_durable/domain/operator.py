@@ -1,0 +1,176 @@
+"""What only the operator of a host may do: settle the unknown by evidence, release a parked Turn.
+
+None of this is reachable through a public transport or a model's tool (UN-08).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.commands import (
+    Done,
+    FileFact,
+    PutPolicy,
+    ReconcileReceipt,
+    ReconcileTool,
+    RecordObject,
+    ReleaseTurn,
+)
+from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
+from agentscope_durable.contracts.records import (
+    ExecutionRecord,
+    LateFact,
+    ObjectRecord,
+)
+from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus
+from agentscope_durable.domain.admission import remember, repeated
+from agentscope_durable.domain.change import begin
+from agentscope_durable.domain.control import live_turn
+from agentscope_durable.domain.execution import settle_execution
+from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
+
+
+def reads_reconcile(c: ReconcileTool) -> Reads:
+    return Reads(
+        keys=(
+            keys.request(c.request_id),
+            keys.thread(c.thread_id),
+            keys.turn(c.turn_id),
+            keys.execution(c.turn_id, c.call_id),
+        )
+    )
+
+
+def reconcile_tool(c: ReconcileTool, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """Settle an UNKNOWN call with a verified outcome; the Turn goes on by the ordinary path (UN-06).
+
+    Raises:
+        InvalidTransition: the call is not UNKNOWN (UN-03).
+        InvalidRequest: the outcome is not terminal, or there is no evidence (UN-10).
+    """
+    draft = begin(view, c.session, seed, now_ms)
+    arguments = {
+        "thread": c.thread_id,
+        "turn": c.turn_id,
+        "call": c.call_id,
+        "state": c.state.value,
+        "result": c.digest,
+        "evidence": c.evidence_ref,
+    }
+    earlier = repeated(draft, c.request_id, "reconcile", arguments, ReconcileReceipt)
+    if earlier is not None:
+        return Unchanged(earlier)
+    if not c.state.terminal or c.state is ExecutionState.DENIED:
+        raise InvalidRequest(f"{c.state} is not the outcome of an execution", path="state")
+    if not c.evidence_ref:
+        raise InvalidRequest("a reconciliation needs a reference to its evidence", path="evidence_ref")
+    record = draft.turn(c.thread_id, c.turn_id)
+    execution = draft.get(keys.execution(c.turn_id, c.call_id), ExecutionRecord)
+    if execution is None:
+        raise NotFound("tool call", c.call_id)
+    if execution.state is not ExecutionState.UNKNOWN:
+        raise InvalidTransition(c.turn_id, f"in tool call {c.call_id!r} {execution.state}", "reconciled")
+    state = settle_execution(draft, record, record.state, execution, c.state, c.result, evidence=c.evidence_ref)
+    draft.store_turn(record, state)
+    receipt = ReconcileReceipt(
+        request_id=c.request_id,
+        turn_id=c.turn_id,
+        call_id=c.call_id,
+        state=c.state,
+        evidence_ref=c.evidence_ref,
+        accepted_at_ms=now_ms,
+    )
+    remember(draft, c.request_id, "reconcile", arguments, receipt)
+    return draft.change(receipt)
+
+
+def reads_release(c: ReleaseTurn) -> Reads:
+    return Reads(keys=(keys.request(c.request_id), keys.thread(c.thread_id), keys.turn(c.turn_id)))
+
+
+def release_turn(c: ReleaseTurn, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """A Turn that was parked for a person may run again, with a fresh count of takeovers (D13)."""
+    draft = begin(view, c.session, seed, now_ms)
+    arguments = {"thread": c.thread_id, "turn": c.turn_id}
+    earlier = repeated(draft, c.request_id, "release", arguments, Done)
+    if earlier is not None:
+        return Unchanged(earlier)
+    record = live_turn(draft, c.thread_id, c.turn_id)
+    if not record.state.operator:
+        raise InvalidTransition(c.turn_id, record.state.status, "released")
+    draft.store_turn(record, replace(record.state, operator="", takeovers=0))
+    receipt = Done(changed=True)
+    remember(draft, c.request_id, "release", arguments, receipt)
+    return draft.change(receipt)
+
+
+def reads_put_policy(_: PutPolicy) -> Reads:
+    return Reads()
+
+
+def put_policy(c: PutPolicy, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    draft = begin(view, c.session, seed, now_ms)
+    if c.value is None:
+        draft.delete(keys.policy(c.key))
+    else:
+        draft.put(keys.policy(c.key), c.value)
+    return draft.change(Done(changed=True))
+
+
+def reads_record_object(c: RecordObject) -> Reads:
+    return Reads(keys=(keys.object_(c.digest),))
+
+
+def record_object(c: RecordObject, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """Mark a body as pending before it is put, so that a sweep can tell an orphan (D11)."""
+    draft = begin(view, c.session, seed, now_ms)
+    known = draft.get(keys.object_(c.digest), ObjectRecord)
+    if known is not None and known.state == "referenced":
+        return Unchanged(Done(changed=False))
+    draft.put(keys.object_(c.digest), ObjectRecord(state="pending", size=c.size, marked_ms=now_ms))
+    return draft.change(Done(changed=True))
+
+
+def reads_file_fact(c: FileFact) -> Reads:
+    wanted = [keys.turn(c.turn_id), keys.thread(c.thread_id)]
+    if c.tool is not None:
+        wanted.append(keys.execution(c.turn_id, c.tool.call_id))
+    return Reads(keys=tuple(wanted))
+
+
+def file_fact(c: FileFact, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """A fenced owner reports what it knows of its own lost Run, touching neither context nor status (D13).
+
+    The outcome of a local tool that is UNKNOWN settles it, as a late result of an executor would;
+    usage of a LOST request is filed beside it.
+    """
+    draft = begin(view, c.session, seed, now_ms)
+    record = draft.turn(c.thread_id, c.turn_id)
+    changed = False
+    if c.tool is not None and c.tool.state.terminal:
+        execution = draft.get(keys.execution(c.turn_id, c.tool.call_id), ExecutionRecord)
+        if (
+            execution is not None
+            and execution.kind is ExecutionKind.LOCAL
+            and execution.state is ExecutionState.UNKNOWN
+            and execution.origin.run_id == c.run_id
+        ):
+            state = settle_execution(draft, record, record.state, execution, c.tool.state, c.tool.result)
+            draft.store_turn(record, state)
+            changed = True
+    if c.model is not None and c.model.run_id == c.run_id and c.model.status is not ModelStatus.STARTED:
+        identifier = f"{c.model.model_call_id}/{c.model.request}"
+        fact = LateFact(
+            run_id=c.run_id,
+            id=identifier,
+            what="model",
+            body=body_of(c.model),
+            filed_ms=now_ms,
+        )
+        draft.put(keys.late(c.run_id, identifier), fact)
+        changed = True
+    if not changed:
+        return Unchanged(Done(changed=False))
+    return draft.change(Done(changed=True))

@@ -1,0 +1,148 @@
+"""Previews: text on its way, for whoever looks at this moment (EV-02, D22).
+
+Rule 1: a preview is never a fact and never waited for. Publishing does not block and does not raise; an observer that
+is too slow loses previews, and the fact that follows says it all.
+Rule 2: what an observer is shown has no hole. Increments that do not fit are joined to the one before; where that is
+not possible the preview ends there, until its fact.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from agentscope_durable.contracts.events import EventDelta, PreviewStarted
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.spi.live import LiveListener, Preview
+
+log = logging.getLogger("agentscope_durable.runtime")
+
+PREVIEWS_MAX = 256
+"""Previews that wait for one observer."""
+PREVIEW_CHARS_MAX = 1024 * 1024
+"""Characters joined into one increment while an observer is away; more end the preview."""
+BROKEN_MAX = 256
+"""Previews remembered as broken off per observer."""
+
+PreviewKey = tuple[str, int, str]
+"""Message, attempt, and the call whose arguments it is ("" for the text)."""
+
+
+def preview_key(preview: Preview) -> PreviewKey:
+    return preview.message_id, preview.attempt, preview.call_id or ""
+
+
+class LocalLiveEvents:
+    """Links producers and observers within one assembly (ST-24).
+
+    All of it happens on the producer's event loop; share one object between runtimes of one loop only.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[SessionKey, tuple[LiveListener, ...]] = {}
+
+    def publish(self, session: SessionKey, preview: Preview) -> None:
+        for listener in self._listeners.get(session, ()):
+            try:
+                listener(preview)
+            except Exception:  # An observer's defect is not the producer's (ST-26).
+                log.exception("an observer of previews failed", extra={"session_id": session.session_id})
+
+    def wanted(self, session: SessionKey) -> bool:
+        return session in self._listeners
+
+    def attach(self, session: SessionKey, listener: LiveListener) -> None:
+        self._listeners[session] = (*self._listeners.get(session, ()), listener)
+
+    def detach(self, session: SessionKey, listener: LiveListener) -> None:
+        rest = tuple(other for other in self._listeners.get(session, ()) if other is not listener)
+        if rest:
+            self._listeners[session] = rest
+        else:
+            self._listeners.pop(session, None)
+
+
+class LiveEvents:
+    """Where previews travel: `LiveEvents.local()` stays within one runtime."""
+
+    @staticmethod
+    def local() -> LocalLiveEvents:
+        return LocalLiveEvents()
+
+
+class PreviewQueue:
+    """The previews that wait for one observer: at most `PREVIEWS_MAX`, and none with a hole.
+
+    Args:
+        wants: which previews the observer asked for.
+        wake: called when there is something to look at.
+    """
+
+    def __init__(self, wants: Callable[[Preview], bool], wake: Callable[[], None]) -> None:
+        self._wants = wants
+        self._wake = wake
+        self._waiting: deque[Preview] = deque()
+        # Characters shown or waiting of each preview that has begun, in the order they began.
+        self._reached: dict[PreviewKey, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __call__(self, preview: Preview) -> None:
+        if not self._wants(preview):
+            return
+        key = preview_key(preview)
+        if isinstance(preview, PreviewStarted):
+            if len(self._waiting) >= PREVIEWS_MAX:
+                return
+            self._reached[key] = 0
+            while len(self._reached) > BROKEN_MAX:
+                del self._reached[next(iter(self._reached))]
+            self._waiting.append(preview)
+        else:
+            # A stranger began before this observer came; one that does not continue has a hole. Both end here.
+            if self._reached.get(key) != preview.offset or not self._take(key, preview):
+                self._reached.pop(key, None)
+                return
+            self._reached[key] = preview.offset + len(preview.text)
+        self._wake()
+
+    def _take(self, key: PreviewKey, delta: EventDelta) -> bool:
+        if len(self._waiting) < PREVIEWS_MAX:
+            self._waiting.append(delta)
+            return True
+        for index in range(len(self._waiting) - 1, -1, -1):
+            earlier = self._waiting[index]
+            if preview_key(earlier) != key:
+                continue
+            if isinstance(earlier, PreviewStarted) or len(earlier.text) + len(delta.text) > PREVIEW_CHARS_MAX:
+                return False
+            self._waiting[index] = replace(earlier, text=earlier.text + delta.text)
+            return True
+        return False
+
+    def pop(self) -> Preview:
+        return self._waiting.popleft()
+
+    @property
+    def first(self) -> Preview:
+        return self._waiting[0]
+
+    def take_message(self, message_id: str) -> list[Preview]:
+        """Take out what waits of one message, in order: its fact is about to be shown."""
+        found = [preview for preview in self._waiting if preview.message_id == message_id]
+        if found:
+            self._waiting = deque(preview for preview in self._waiting if preview.message_id != message_id)
+        return found
+
+    def close_message(self, message_id: str, attempt: int | None = None) -> None:
+        """Nothing more of this message is shown, or of one attempt of it: its fact was shown."""
+        for key in [key for key in self._reached if key[0] == message_id and attempt in (None, key[1])]:
+            del self._reached[key]
+
+    def close_call(self, call_id: str) -> None:
+        for key in [key for key in self._reached if key[2] == call_id]:
+            del self._reached[key]

@@ -1,0 +1,84 @@
+"""Who owns a task, and how a loop is woken.
+
+Rule 1: a task has an owner that holds it strongly and waits for it. The event loop keeps weak references only, so a
+task that nobody owns may vanish in the middle.
+Rule 2: a loop sleeps on a `Bell` with a bound. Ringing makes it sooner; not ringing makes it late, never wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from agentscope_durable.spi.environment import Environment
+
+
+class Tasks:
+    """The tasks of one host."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks
+
+    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all have ended, except the caller's own; False when the time was up first.
+
+        The caller may be one of them: a tool that closes its own host must not wait for itself (LF-09).
+        """
+        others = self._tasks - {asyncio.current_task()}
+        if not others:
+            return True
+        _, running = await asyncio.wait(others, timeout=timeout)
+        return not running
+
+    def cancel(self) -> None:
+        """Ask all to stop, except the caller's own."""
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+
+class Bell:
+    """Wakes one waiting loop. Rings that nobody waited for are one ring."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self, environment: Environment, seconds: float) -> bool:
+        """Sleep until rung or `seconds` have passed; True if it was rung."""
+        if not self._event.is_set() and seconds > 0:
+            ring = asyncio.ensure_future(self._event.wait())
+            sleep = asyncio.ensure_future(environment.sleep(seconds))
+            try:
+                await asyncio.wait({ring, sleep}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await stop(ring, sleep)
+        rung = self._event.is_set()
+        self._event.clear()
+        return rung
+
+
+async def stop(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks of one's own and wait until they have ended. What they raise was theirs and is over."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+            if not task.cancelled():
+                _ = task.exception()

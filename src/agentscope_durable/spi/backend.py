@@ -1,0 +1,106 @@
+"""The one door: everything that changes goes through `execute`, everything that is read through `query`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.commands import AnyCommand
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import Audience
+from agentscope_durable.spi.record_store import Capabilities, OwnerLease, ReadyPage, ReadyScan
+
+
+class Heartbeat(Protocol):
+    """Keeps a host's lease alive from a thread of its own, so a blocked event loop cannot lose it (C22)."""
+
+    def start(self) -> None: ...
+
+    @property
+    def last_renewal(self) -> float:
+        """`Environment.monotonic()` of the last renewal that succeeded."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the last renewal failed; None if it did not."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop renewing and release the lease: a polite close (D14)."""
+        ...
+
+
+class Wakeups(Protocol):
+    """Change hints. A hint may be lost, doubled or late; nothing depends on it (BE-03).
+
+    Keys are of fixed size: `s:<hash>` a Session changed, `r:<hash>` work of a ready class appeared,
+    `*` anything.
+    """
+
+    def publish(self, keys: tuple[str, ...]) -> None:
+        """Tell listeners. Never blocks; what it raises does not reach the writer (BE-12)."""
+        ...
+
+    def listen(self, keys: frozenset[str] | None = None) -> AbstractAsyncContextManager[AsyncIterator[frozenset[str]]]:
+        """Keys published since the last look, merged; None listens to all."""
+        ...
+
+
+class CommitPolicy(Protocol):
+    """An authorisation rule inside the transaction (BE-18). Synchronous; sees records only (BE-19)."""
+
+    def reads(self, command: AnyCommand) -> tuple[str, ...]:
+        """Policy keys to read in the same transaction."""
+        ...
+
+    def check(self, command: AnyCommand, policies: dict[str, bytes | None], now_ms: int) -> None:
+        """Raise `Forbidden` to refuse; nothing is stored then."""
+        ...
+
+
+class SessionBackend(Protocol):
+    """Commits state, commands, checkpoints and results atomically and answers queries (BE-01).
+
+    Promises, checked by the contract suite:
+
+    atomic      A command changes everything it says, or nothing.
+    once        A request id is one request for ever (D16).
+    fenced      A command of a former owner is refused.
+    hinted      Hints follow commits; failing to publish one does not fail the command.
+    read-only   `query` changes nothing.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def execute(self, command: AnyCommand, *, audience: Audience = Audience.PUBLIC) -> Any:
+        """Carry out a command and return its receipt.
+
+        A cancelled await leaves an unknown outcome: repeat the same request id.
+        """
+        ...
+
+    async def query(self, question: Any, *, audience: Audience = Audience.PUBLIC) -> Any: ...
+
+    async def put_body(self, session: SessionKey, content: bytes) -> Body:
+        """A body to put into a command: inline when small, stored as an object when large."""
+        ...
+
+    async def open_body(self, session: SessionKey, body: Body) -> bytes:
+        """The JSON bytes of a body, digest verified."""
+        ...
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage: ...
+
+    async def owners(self) -> list[OwnerLease]: ...
+
+    async def dead_owners(self) -> list[str]: ...
+
+    def wakeups(self) -> Wakeups: ...
+
+    def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Heartbeat: ...
+
+    async def close(self) -> None: ...

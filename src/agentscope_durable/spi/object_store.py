@@ -1,0 +1,37 @@
+"""The socket for large bodies."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """Keeps immutable bodies by digest, scoped to a Session.
+
+    Promises, each checked by name in the contract suite:
+
+    immutable   Content is never overwritten; putting the same content again is no change (OB-07).
+    verified    `get` checks the digest and raises `DigestMismatch` rather than return wrong bytes.
+    scoped      A body put for one Session is not readable through another.
+    durable     A put that returned survives `kill -9`, if `persistent`.
+    whole       A reader sees the entire body or NotFound, never a part of it.
+    """
+
+    @property
+    def persistent(self) -> bool: ...
+
+    async def put(self, partition: str, digest: str, content: bytes) -> None: ...
+
+    async def get(self, partition: str, digest: str) -> bytes: ...
+
+    async def exists(self, partition: str, digest: str) -> bool: ...
+
+    async def delete(self, partition: str, digest: str) -> None:
+        """Remove a body; absent is fine. Only the sweep calls this."""
+        ...
+
+    async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
+        """Digests of one Session in order."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,50 @@
+"""What every record store refuses before it writes, so that all of them refuse the same.
+
+A refusal here is a defect of the caller (a decision or a query), found early instead of as half a
+sentence of SQL.
+"""
+
+from __future__ import annotations
+
+from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
+from agentscope_durable.contracts.records import SessionHead, encode
+from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Reads
+
+NO_ENTRY = Entry()
+"""A commit without an entry still leaves a log row: its commit id must be found after a lost answer."""
+
+
+def check_limit(limit: int) -> None:
+    """A page is bounded, and a page that came back short is the last one: so a limit is never cut silently."""
+    if not 1 <= limit <= PAGE_MAX:
+        raise InvalidRequest(f"a page has a limit of 1 to {PAGE_MAX}, not {limit}", path="limit")
+
+
+def check_reads(reads: Reads) -> None:
+    for page in reads.ranges:
+        check_limit(page.limit)
+    for page in reads.streams:
+        check_limit(page.limit)
+    if reads.log is not None:
+        check_limit(reads.log.limit)
+
+
+def check_entry(entry: Entry) -> None:
+    if (entry.count > 0) != (entry.events != b"") or entry.count < 0:
+        raise InvalidRequest(f"an entry of {len(entry.events)} bytes of events counts {entry.count}", path="count")
+
+
+def check_commit_id(commit_id: str) -> bytes:
+    try:
+        if len(commit_id) == 32:
+            return bytes.fromhex(commit_id)
+    except ValueError:
+        pass
+    raise InvalidRequest("a commit id is 32 hex digits", path="commit_id")
+
+
+def encode_head(head: SessionHead) -> bytes:
+    value = encode(head)
+    if len(value) > HEAD_MAX_BYTES:
+        raise TooLarge("session head", size_bytes=len(value), limit_bytes=HEAD_MAX_BYTES)
+    return value

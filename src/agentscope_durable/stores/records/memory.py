@@ -1,0 +1,272 @@
+"""Records in this process's memory: the shortest store that keeps every promise but `durable`.
+
+It is the oracle other stores are compared with, so it does everything the plain way: one lock, one
+dictionary per table, and bytes instead of live objects, so that no decision can reach into what is
+stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice, takewhile
+
+from agentscope_durable.contracts.errors import HostClosed, Misuse
+from agentscope_durable.contracts.records import SessionHead, decode
+from agentscope_durable.spi.record_store import (
+    NEED_ROUNDS_MAX,
+    PAGE_MAX,
+    Capabilities,
+    Change,
+    Committed,
+    Decide,
+    LogRange,
+    LogRow,
+    Need,
+    OwnerLease,
+    Range,
+    Reads,
+    ReadyItem,
+    ReadyPage,
+    ReadyRow,
+    ReadyScan,
+    Records,
+    SessionScan,
+    StreamRange,
+    Unchanged,
+)
+from agentscope_durable.stores.records._checks import (
+    NO_ENTRY,
+    check_commit_id,
+    check_entry,
+    check_limit,
+    check_reads,
+    encode_head,
+)
+from agentscope_durable.stores.records._clock import CallableClock, LeaseRow, RisingClock, judge, lease_row
+
+
+class _Session:
+    """The records of one partition."""
+
+    def __init__(self) -> None:
+        self.head: bytes | None = None
+        self.rev = 0
+        self.next_seq = 1
+        self.pruned = 0
+        self.log: list[LogRow] = []
+        self.records: dict[str, bytes] = {}
+
+    def page(self, r: Range) -> list[tuple[str, bytes]]:
+        found = sorted(key for key in self.records if key.startswith(r.prefix) and key > r.after)
+        return [(key, self.records[key]) for key in found[: r.limit]]
+
+    def rows(self, r: LogRange) -> list[LogRow]:
+        start = bisect_left(self.log, r.after + 1, key=_last)
+        found = (row for row in map(self.log.__getitem__, range(start, len(self.log))) if row.count)
+        return list(islice(takewhile(lambda row: not r.through or row.first <= r.through, found), r.limit))
+
+    def stream(self, r: StreamRange) -> list[LogRow]:
+        found = [
+            row for row in self.log if row.stream == r.stream and r.first <= row.at and (not r.last or row.at <= r.last)
+        ]
+        return sorted(found, key=lambda row: row.at)[: r.limit]
+
+
+class _View:
+    def __init__(self, store: MemoryRecordStore, session: _Session, partition: str, reads: Reads) -> None:
+        self._store = store
+        self._session = session
+        self._reads = reads
+        self.head = store.head(partition, session)
+        self.next_seq = session.next_seq
+
+    def get(self, key: str) -> bytes | None:
+        if key not in self._reads.keys:
+            raise Need(Reads(keys=(key,)))
+        return self._session.records.get(key)
+
+    def page(self, r: Range) -> list[tuple[str, bytes]]:
+        if r not in self._reads.ranges:
+            raise Need(Reads(ranges=(r,)))
+        return self._session.page(r)
+
+    def owner(self, owner: str) -> OwnerLease:
+        if owner not in self._reads.owners:
+            raise Need(Reads(owners=(owner,)))
+        return self._store.lease(owner)
+
+
+class MemoryRecordStore:
+    """A `RecordStore` without a disk.
+
+    Args:
+        clock: the wall clock in milliseconds; None for the real one. If it has a method `boot_ms`,
+            leases are judged by that.
+    """
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self._clock = RisingClock(CallableClock(clock or _steady_clock()))
+        self._lock = threading.RLock()
+        self._sessions: dict[str, _Session] = {}
+        self._ready: dict[tuple[str, str, str], ReadyRow] = {}
+        self._leases: dict[str, LeaseRow] = {}
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(persistent=False, shared=False)
+
+    async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
+        with self._open():
+            now_ms = self._clock.now()
+            session = self._sessions.get(partition) or _Session()
+            for _ in range(NEED_ROUNDS_MAX + 1):
+                check_reads(reads)
+                try:
+                    change = decide(_View(self, session, partition, reads), now_ms)
+                except Need as need:
+                    reads = reads.merged(need.reads)
+                    continue
+                if isinstance(change, Unchanged):
+                    return Committed(change.receipt, 0, False)
+                return self._write(partition, session, change, now_ms)
+            raise Misuse(f"a decision asked for more records {NEED_ROUNDS_MAX + 1} times")
+
+    def _write(self, partition: str, session: _Session, change: Change, now_ms: int) -> Committed:
+        # Everything that can be refused is refused before the first write.
+        head, commit_id, entry = encode_head(change.head), check_commit_id(change.commit_id), change.entry or NO_ENTRY
+        check_entry(entry)
+        first = session.next_seq
+        session.head = head
+        session.rev += 1
+        session.next_seq += entry.count
+        session.log.append(
+            LogRow(
+                first=first,
+                count=entry.count,
+                rev=session.rev,
+                at_ms=now_ms,
+                commit_id=commit_id.hex(),
+                events=entry.events,
+                private=entry.private,
+                journal=entry.journal,
+                stream=entry.stream,
+                at=entry.at if entry.stream else 0,
+            )
+        )
+        for key, value in change.puts:
+            if value is None:
+                session.records.pop(key, None)
+            else:
+                session.records[key] = value
+        for kind, item in change.unready:
+            self._ready.pop((kind, partition, item), None)
+        for row in change.ready:
+            self._ready[row.kind, partition, row.item] = row
+        if change.prune_through > session.pruned:
+            self._prune(session, change.prune_through)
+        self._sessions[partition] = session
+        return Committed(change.receipt, first if entry.count else 0, True, change.hints)
+
+    def _prune(self, session: _Session, through: int) -> None:
+        for index, row in enumerate(session.log):
+            if row.count and session.pruned < _last(row) <= through:
+                session.log[index] = _pruned(row)
+                session.pruned = _last(row)
+
+    async def read(self, partition: str, reads: Reads) -> Records:
+        check_reads(reads)
+        with self._open():
+            session = self._sessions.get(partition) or _Session()
+            return Records(
+                head=self.head(partition, session),
+                rev=session.rev,
+                next_seq=session.next_seq,
+                pruned_through=session.pruned,
+                now_ms=self._clock.now(),
+                keys={key: session.records[key] for key in reads.keys if key in session.records},
+                ranges={r: session.page(r) for r in reads.ranges},
+                owners={owner: self.lease(owner) for owner in reads.owners},
+                log=session.rows(reads.log) if reads.log else [],
+                streams={r: session.stream(r) for r in reads.streams},
+            )
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        check_limit(scan.limit)
+        with self._open():
+            now_ms = self._clock.now()
+            rows = sorted(
+                (row.due_ms, partition, row.item, row.value)
+                for (kind, partition, _), row in self._ready.items()
+                if kind == scan.kind and row.klass == scan.klass
+            )
+        later = [due_ms for due_ms, *_ in rows if due_ms > now_ms]
+        due = [row for row in rows if row[0] <= now_ms and (scan.after is None or row[:3] > scan.after)]
+        items = [ReadyItem(partition, item, value, due_ms, scan.klass) for due_ms, partition, item, value in due]
+        return ReadyPage(items[: scan.limit], now_ms, later[0] if later else None)
+
+    async def sessions(self, scan: SessionScan) -> list[str]:
+        check_limit(scan.limit)
+        with self._open():
+            found = sorted(name for name in self._sessions if name.startswith(scan.prefix) and name > scan.after)
+            return found[: scan.limit]
+
+    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
+        check_limit(limit)
+        with self._open():
+            return [self.lease(owner) for owner in sorted(o for o in self._leases if o > after)[:limit]]
+
+    def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
+        with self._open():
+            self._leases[owner] = lease_row(self._clock, lease_ms, value)
+
+    async def release(self, owner: str) -> None:
+        with self._open():
+            self._leases.pop(owner, None)
+
+    async def dead_owners(self) -> list[str]:
+        with self._open():
+            return []
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _open(self) -> threading.RLock:
+        if self._closed:
+            raise HostClosed("record store")
+        return self._lock
+
+    def lease(self, owner: str) -> OwnerLease:
+        return judge(owner, self._leases.get(owner), self._clock)
+
+    def head(self, partition: str, session: _Session) -> SessionHead | None:
+        return None if session.head is None else decode(SessionHead, session.head, key=partition)
+
+
+def _last(row: LogRow) -> int:
+    """Number of the last event up to and including this row."""
+    return row.first + row.count - 1
+
+
+def _pruned(row: LogRow) -> LogRow:
+    return LogRow(
+        first=row.first,
+        count=row.count,
+        rev=row.rev,
+        at_ms=row.at_ms,
+        commit_id=row.commit_id,
+        events=b"",
+        private=row.private,
+        journal=row.journal,
+        stream=row.stream,
+        at=row.at,
+    )
+
+
+def _steady_clock() -> Callable[[], int]:
+    """The wall clock as it was at the start, going on at the speed of the monotonic clock: it never jumps."""
+    offset_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+    return lambda: offset_ms + time.monotonic_ns() // 1_000_000
