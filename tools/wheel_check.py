@@ -198,6 +198,9 @@ class Wheel:
             raise Failed("py.typed is missing")
         if not any(name.endswith("/LICENSE") for name in wheel):
             raise Failed("the licence is missing")
+        metadata = zipfile.ZipFile(self.wheel).read(next(name for name in wheel if name.endswith("/METADATA"))).decode()
+        if (ROOT / "README.md").exists() and not metadata.partition("\n\n")[2].strip():
+            raise Failed('the README is not the description: pyproject.toml needs readme = "README.md"')
         with tarfile.open(next(self.dist.glob("*.tar.gz"))) as archive:
             sdist = {name.partition("/")[2] for name in archive.getnames()}
         missing = {f"src/{name}" for name in source} - sdist

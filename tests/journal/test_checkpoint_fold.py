@@ -104,6 +104,16 @@ def test_an_answer_and_the_block_taken_from_it_may_share_a_commit() -> None:
     assert state(START, both)["context"][0]["content"] == [CALL]
 
 
+def test_outcomes_of_one_commit_are_counted_on() -> None:
+    result = JournalEntry(JournalEventType.TOOL_RESULT, raw({"content": [{"type": "tool_result", "id": "c"}]}))
+    other = JournalEntry(JournalEventType.TOOL_INTENT, raw({"content": ["no outcome"]}))
+    both = JournalBatch(1, (*answered(2, "hm", CALL).entries, other, result), ())
+
+    folded = state(START, both, (FromOutcome(0, 0, 2, 1), FromOutcome(0, 1, 2, 2)))
+
+    assert folded["context"][0]["content"] == [CALL, {"type": "tool_result", "id": "c"}]
+
+
 def test_a_failed_request_beside_an_answer_does_not_hide_it() -> None:
     failed = JournalEntry(JournalEventType.MODEL_RESULT, raw({"error": "TimeoutError"}))
     commit = JournalBatch(1, (failed, *answered(2, CALL).entries), (FromOutcome(0, 0, 2, 0),))
@@ -266,13 +276,6 @@ def test_a_row_that_refers_to_something_missing_names_itself(row: CheckpointRow,
 def test_an_answer_before_the_base_is_missing() -> None:
     with pytest.raises(CorruptRecord, match="position 1"):
         fold(batches(answered(1, CALL), START, (FromOutcome(0, 0, 1, 0),)))
-
-
-def test_two_answers_in_one_commit_are_not_guessed_between() -> None:
-    twice = JournalBatch(1, answered(2, CALL).entries * 2, (FromOutcome(0, 0, 2, 0),))
-
-    with pytest.raises(CorruptRecord, match="2 model answers"):
-        fold(batches(START, twice))
 
 
 def test_rows_without_a_base_are_refused() -> None:

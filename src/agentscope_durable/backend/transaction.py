@@ -8,7 +8,7 @@ fail the caller, because a lost hint only costs time (BE-12).
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ class NoWakeups:
         del keys
 
     @asynccontextmanager
-    async def listen(self, keys: frozenset[str] | None = None) -> AsyncIterator[AsyncIterator[frozenset[str]]]:
+    async def listen(self, keys: frozenset[str] | None = None) -> AsyncGenerator[AsyncIterator[frozenset[str]]]:
         del keys
 
         async def nothing() -> AsyncIterator[frozenset[str]]:

@@ -35,43 +35,43 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 # ---- resources ----
 
 
-class CreateSession(Command, tag="create_session"):
+class CreateSession(Command, frozen=True, tag="create_session"):
     """Make a Session and its main Thread, pinned to `binding`. Repeats are no change (AD-16)."""
 
     binding: Binding
 
 
-class CreateThread(Command, tag="create_thread"):
+class CreateThread(Command, frozen=True, tag="create_thread"):
     thread_id: str
     binding: Binding
 
 
-class CloseSession(Command, tag="close_session"):
+class CloseSession(Command, frozen=True, tag="close_session"):
     pass
 
 
-class CloseThread(Command, tag="close_thread"):
+class CloseThread(Command, frozen=True, tag="close_thread"):
     thread_id: str
 
 
 # ---- admission and controls ----
 
 
-class Request(Command):
+class Request(Command, frozen=True):
     """A command with a request id: the same id and arguments are the same request, for ever (D16)."""
 
     thread_id: str
     request_id: str
 
 
-class SubmitTurn(Request, tag="submit"):
+class SubmitTurn(Request, frozen=True, tag="submit"):
     """`content` is the JSON list of input blocks; `digest` that of the canonical input."""
 
     content: Body
     digest: str
 
 
-class AddInput(Request, tag="input"):
+class AddInput(Request, frozen=True, tag="input"):
     """Steer or inject: input for a Turn that is under way (`kind` is `steer` or `inject`)."""
 
     turn_id: str
@@ -80,25 +80,25 @@ class AddInput(Request, tag="input"):
     digest: str
 
 
-class Withdraw(Request, tag="withdraw"):
+class Withdraw(Request, frozen=True, tag="withdraw"):
     turn_id: str
     target_request_id: str
 
 
-class Cancel(Request, tag="cancel"):
+class Cancel(Request, frozen=True, tag="cancel"):
     turn_id: str
 
 
-class Pause(Request, tag="pause"):
+class Pause(Request, frozen=True, tag="pause"):
     turn_id: str
 
 
-class Resume(Request, tag="resume"):
+class Resume(Request, frozen=True, tag="resume"):
     turn_id: str
     expected_revision: int
 
 
-class Respond(Request, tag="respond"):
+class Respond(Request, frozen=True, tag="respond"):
     """Answer an interaction: JSON true or false to an approval, any JSON to a manual tool.
 
     `is_bool` and `approved` say what the response is, so that the decision need not read a body.
@@ -116,7 +116,7 @@ class Respond(Request, tag="respond"):
     approved: bool = False
 
 
-class Signal(Request, tag="signal"):
+class Signal(Request, frozen=True, tag="signal"):
     turn_id: str
     key: str
     payload: Body
@@ -133,7 +133,7 @@ class ClaimPurpose(StrEnum):
     """The claim itself finished what there was to do (a pause, a parked Turn)."""
 
 
-class Claim(Command, tag="claim"):
+class Claim(Command, frozen=True, tag="claim"):
     """Take the Thread's current Turn.
 
     Attributes:
@@ -150,7 +150,7 @@ class Claim(Command, tag="claim"):
     takeovers_max: int = 5
 
 
-class OwnerCommand(Command):
+class OwnerCommand(Command, frozen=True):
     """A command of the host that owns the Thread: refused under any other fence."""
 
     thread_id: str
@@ -256,7 +256,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     policy: RecoveryPolicy = RecoveryPolicy()
 
 
-class CommitStep(OwnerCommand, tag="commit_step"):
+class CommitStep(OwnerCommand, frozen=True, tag="commit_step"):
     """One owner commit: everything that became true since the last one, at once (BE-17).
 
     Attributes:
@@ -295,7 +295,7 @@ class CommitStep(OwnerCommand, tag="commit_step"):
     end: RunEnd | None = None
 
 
-class SettleTurn(OwnerCommand, tag="settle_turn"):
+class SettleTurn(OwnerCommand, frozen=True, tag="settle_turn"):
     """End a cancelled or failed Turn: cleaned native state, confirmed results and the terminal
     status in one commit (SE-04), outside any Run (SE-05). `run_id` is "".
 
@@ -312,13 +312,13 @@ class SettleTurn(OwnerCommand, tag="settle_turn"):
     applied: tuple[str, ...] = ()
 
 
-class PostponeSettlement(OwnerCommand, tag="postpone_settlement"):
+class PostponeSettlement(OwnerCommand, frozen=True, tag="postpone_settlement"):
     """Effects are not settled yet: give the Thread back and look again later (SE-02, SE-11)."""
 
     failure: Failure | None = None
 
 
-class FileFact(Command, tag="file_fact"):
+class FileFact(Command, frozen=True, tag="file_fact"):
     """A fenced owner reports what it still knows about its own lost Run (D13).
 
     Attributes:
@@ -336,13 +336,13 @@ class FileFact(Command, tag="file_fact"):
 # ---- executions ----
 
 
-class ExecutionCommand(Command):
+class ExecutionCommand(Command, frozen=True):
     thread_id: str
     turn_id: str
     call_id: str
 
 
-class ClaimExecution(ExecutionCommand, tag="claim_execution"):
+class ClaimExecution(ExecutionCommand, frozen=True, tag="claim_execution"):
     """Start an external execution, once: granted to one host under a fence of its own.
 
     The receipt says what to do: start, query, cancel, or nothing.
@@ -352,7 +352,7 @@ class ClaimExecution(ExecutionCommand, tag="claim_execution"):
     dead: tuple[str, ...] = ()
 
 
-class RecordOutcome(ExecutionCommand, tag="record_outcome"):
+class RecordOutcome(ExecutionCommand, frozen=True, tag="record_outcome"):
     """What became of an external execution.
 
     Attributes:
@@ -371,7 +371,7 @@ class RecordOutcome(ExecutionCommand, tag="record_outcome"):
 # ---- operators ----
 
 
-class ReconcileTool(ExecutionCommand, tag="reconcile_tool"):
+class ReconcileTool(ExecutionCommand, frozen=True, tag="reconcile_tool"):
     """Settle an UNKNOWN call by evidence (D19, UN-03 UN-10 UN-11 UN-13)."""
 
     request_id: str
@@ -381,7 +381,7 @@ class ReconcileTool(ExecutionCommand, tag="reconcile_tool"):
     evidence_ref: str
 
 
-class ReleaseTurn(Command, tag="release_turn"):
+class ReleaseTurn(Command, frozen=True, tag="release_turn"):
     """Let a Turn that was parked for an operator run again."""
 
     thread_id: str
@@ -389,14 +389,14 @@ class ReleaseTurn(Command, tag="release_turn"):
     request_id: str
 
 
-class PutPolicy(Command, tag="put_policy"):
+class PutPolicy(Command, frozen=True, tag="put_policy"):
     """Write one policy record; None removes it. CommitPolicy reads these (BE-18)."""
 
     key: str
     value: Body | None = None
 
 
-class RecordObject(Command, tag="record_object"):
+class RecordObject(Command, frozen=True, tag="record_object"):
     """Mark a body that is about to be put as pending (D11)."""
 
     digest: str

@@ -21,7 +21,6 @@ from agentscope_durable.contracts.status import (
     ExecutionKind,
     ExecutionState,
     InteractionKind,
-    ModelStatus,
     RunStatus,
     StepPhase,
     StepStatus,
@@ -33,68 +32,60 @@ class Payload(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Base of all payloads."""
 
 
-class SessionCreated(Payload):
+class SessionCreated(Payload, frozen=True):
     created_at_ms: int
 
 
-class SessionClosed(Payload):
+class SessionClosed(Payload, frozen=True):
     pass
 
 
-class ThreadCreated(Payload):
+class ThreadCreated(Payload, frozen=True):
     binding: BindingView
     created_at_ms: int
 
 
-class ThreadClosed(Payload):
+class ThreadClosed(Payload, frozen=True):
     pass
 
 
-class TurnChanged(Payload):
+class TurnChanged(Payload, frozen=True):
     """`turn.status`: the Turn's view after the change, without query-time fields (PR-22)."""
 
     turn: TurnView
 
 
-class TurnRecovery(Payload):
+class TurnRecovery(Payload, frozen=True):
     recovery: RecoveryView
 
 
-class RunStarted(Payload):
+class RunStarted(Payload, frozen=True):
     number: int
     owner: str
     fence: int
     resumed_from_step_id: str | None = None
 
 
-class RunEnded(Payload):
+class RunEnded(Payload, frozen=True):
     status: RunStatus
     error: ErrorView | None = None
 
 
-class StepStarted(Payload):
+class StepStarted(Payload, frozen=True):
     number: int
     phase: StepPhase
     resumed_from_step_id: str | None = None
 
 
-class StepPhaseChanged(Payload):
+class StepPhaseChanged(Payload, frozen=True):
     phase: StepPhase
 
 
-class StepEnded(Payload):
+class StepEnded(Payload, frozen=True):
     status: StepStatus
 
 
-class ModelCalled(Payload):
-    """`model.call`: a request ended. Details are in `list_model_calls`."""
-
-    model_call_id: str
-    request: int
-    status: ModelStatus
-
-
-class MessageCompleted(Payload):
+class MessageCompleted(Payload, frozen=True):
     """The authoritative fact of a message (EV-08). User messages are messages too.
 
     Attributes:
@@ -114,7 +105,7 @@ class MessageCompleted(Payload):
     incomplete: bool = False
 
 
-class MessageAbandoned(Payload):
+class MessageAbandoned(Payload, frozen=True):
     """Previews of this attempt are void: the request that fed them ended without an answer (D22)."""
 
     message_id: str
@@ -122,7 +113,7 @@ class MessageAbandoned(Payload):
     reason: str
 
 
-class SignalChanged(Payload):
+class SignalChanged(Payload, frozen=True):
     """`signal.accepted`, `signal.applied`, `signal.withdrawn`, `signal.expired`."""
 
     request_id: str
@@ -132,7 +123,7 @@ class SignalChanged(Payload):
     reason: str | None = None
 
 
-class InteractionRequested(Payload):
+class InteractionRequested(Payload, frozen=True):
     interaction_id: str
     call_id: str
     kind: InteractionKind
@@ -141,7 +132,7 @@ class InteractionRequested(Payload):
     opened_at_ms: int
 
 
-class InteractionResolved(Payload):
+class InteractionResolved(Payload, frozen=True):
     """`outcome`: `answered`, or `closed` with a reason."""
 
     interaction_id: str
@@ -152,7 +143,7 @@ class InteractionResolved(Payload):
     reason: str | None = None
 
 
-class ToolChanged(Payload):
+class ToolChanged(Payload, frozen=True):
     """`tool.requested`, `tool.started`, `tool.completed`, `tool.unknown`, `tool.cancel_requested`.
 
     The first one of a call carries everything; later ones only what changed.
@@ -170,7 +161,7 @@ class ToolChanged(Payload):
     cancel_requested: bool = False
 
 
-class ToolApplied(Payload):
+class ToolApplied(Payload, frozen=True):
     """The result is in the checkpoint of this commit. `applied_at` is None when settlement applied it."""
 
     call_id: str
@@ -178,7 +169,7 @@ class ToolApplied(Payload):
     applied_at: RunStepRefView | None = None
 
 
-class Custom(Payload):
+class Custom(Payload, frozen=True):
     """An application event."""
 
     value: Body
@@ -196,7 +187,6 @@ PAYLOADS: dict[str, type[Payload]] = {
     "step.started": StepStarted,
     "step.phase": StepPhaseChanged,
     "step.ended": StepEnded,
-    "model.call": ModelCalled,
     "message.completed": MessageCompleted,
     "message.abandoned": MessageAbandoned,
     "signal.accepted": SignalChanged,

@@ -5,7 +5,7 @@ order) and checkpoint rows (how the native state changed). Checkpoint rows are p
 conversation again.
 Rule 2: a body is encoded once. Everything that came from the agent travels as `msgspec.Raw`, the JSON that was written
 when it happened, and is spliced into and out of rows untouched: no number is rounded, no key is sorted, no text is
-escaped twice. A block of a stored model answer is not even stored again: the checkpoint points at it (`FromOutcome`).
+escaped twice. A block of a stored outcome is not even stored again: the checkpoint points at it (`FromOutcome`).
 Rule 3: the last `Base` and what follows it is enough. No row refers to anything before the base it stands on.
 
 Every struct here is array-like and tagged with one letter: the order of fields and the letters are journal format 2. A
@@ -27,6 +27,7 @@ __all__ = [
     "CONTEXT_FIELD",
     "ENTRY_TYPE_CHARS_MAX",
     "JOURNAL_FORMAT",
+    "OUTCOME_TYPES",
     "STATE_VERSION",
     "Base",
     "Block",
@@ -101,7 +102,7 @@ def check_entry_type(entry_type: str) -> str:
 # ------------------------------------------------------------ entries
 
 
-class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
+class JournalEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One fact of the native journal.
 
     Attributes:
@@ -114,23 +115,27 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutcomeBlocks(msgspec.Struct, frozen=True):
-    """The part of a `model/result` payload that checkpoint rows may point at.
+    """The part of a `model/result` or `tool/result` payload that checkpoint rows may point at.
 
-    The payload is an object; a finished answer has its native blocks under `content`, in the model's order. A request
-    that failed has no `content`. A batch holds at most one answer.
+    The payload is an object. A model's finished answer has its native blocks under `content`, in the model's order; a
+    tool's result has its one native block there. What failed without a block has no `content`.
     """
 
-    content: tuple[msgspec.Raw, ...] | None = None
+    content: tuple[msgspec.Raw, ...] = ()
+
+
+OUTCOME_TYPES: Final = (JournalEventType.MODEL_RESULT, JournalEventType.TOOL_RESULT)
+"""Entries with `OutcomeBlocks`. Those of one batch are counted on: the second continues where the first ended."""
 
 
 # ------------------------------------------------------------ checkpoint rows
 
 
-class Base(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+class Base(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="b"):
     """A new epoch: forget everything before. Stands first in its batch, and the whole state follows."""
 
 
-class Field(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+class Field(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="f"):
     """A field of the state outside its messages.
 
     Attributes:
@@ -144,27 +149,27 @@ class Field(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     json: msgspec.Raw
 
 
-class Drop(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+class Drop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="d"):
     """A member that is gone from a field which is an object."""
 
     name: str
     key: str
 
 
-class CacheEntry(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+class CacheEntry(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
     """A new entry of the read-file cache, under a number that no present entry has. A `CacheOrder` follows it."""
 
     number: int
     json: msgspec.Raw
 
 
-class CacheOrder(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+class CacheOrder(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     """The read-file cache as it is now: the numbers of its entries, least recently used first. Others are gone."""
 
     numbers: tuple[int, ...]
 
 
-class MessageMeta(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+class MessageMeta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="m"):
     """A message: a new one when `i` is the number of messages, else message `i` as it is now.
 
     Attributes:
@@ -177,14 +182,14 @@ class MessageMeta(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     count: int
 
 
-class MetaPatch(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+class MetaPatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="u"):
     """Fields of a message that changed, say its usage."""
 
     i: int
     fields: dict[str, msgspec.Raw]
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
     """Block `j` of message `i`: a new one when `j` is the number of its blocks, else in place of the old one."""
 
     i: int
@@ -192,11 +197,11 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     json: msgspec.Raw
 
 
-class FromOutcome(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """Block `j` of message `i` is block `k` of the model's answer stored at stream position `at`.
+class FromOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
+    """Block `j` of message `i` is block `k` of the outcomes stored at stream position `at` (`OUTCOME_TYPES`).
 
     Attributes:
-        patch: top-level fields in which it differs from the answer by now; None when it does not.
+        patch: top-level fields in which it differs from the outcome by now; None when it does not.
     """
 
     i: int
@@ -206,7 +211,7 @@ class FromOutcome(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     patch: dict[str, msgspec.Raw] | None = None
 
 
-class Patch(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
     """Top-level fields of a block that changed: a call goes from pending to finished without its arguments again."""
 
     i: int
@@ -214,7 +219,7 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     fields: dict[str, msgspec.Raw]
 
 
-class Trim(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+class Trim(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """Only the first `n` messages stay."""
 
     n: int

@@ -14,11 +14,23 @@ HOST_PARTITION = ""
 READY_TURN = "turn"
 """Ready kind: a Turn that a host may claim; class = the definition's ready class, item = thread id."""
 READY_DISPATCH = "dispatch"
-"""Ready kind: a tool execution that needs attention; class = route, item = turn id + "/" + call id."""
+"""Ready kind: a tool execution that needs attention; class = route, item = turn id + "/" + call id, value =
+`dispatch_value`."""
 READY_LEASE = "lease"
 """Ready kind: a Thread that a host owns; class = owner, item = thread id."""
 READY_RUNNING = "running"
-"""Ready kind: an external execution that a host has started; class = that host, item as for dispatch, value = route."""
+"""Ready kind: an external execution that a host has started; class = that host, item and value as for dispatch."""
+
+
+def dispatch_value(route: str, thread_id: str) -> str:
+    """What a dispatcher must know before it claims: whether it serves the route, and which Thread it is about."""
+    return f"{route}\x1f{thread_id}"
+
+
+def dispatch_target(value: str) -> tuple[str, str]:
+    """The route and the Thread of a `dispatch_value`. An id holds no control character."""
+    route, _, thread_id = value.rpartition("\x1f")
+    return route, thread_id
 
 
 def partition(session: SessionKey) -> str:

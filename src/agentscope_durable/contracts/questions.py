@@ -18,25 +18,25 @@ class ListSessions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", ta
     limit: int = 100
 
 
-class GetSession(Question, tag="get_session"):
+class GetSession(Question, frozen=True, tag="get_session"):
     pass
 
 
-class GetThread(Question, tag="get_thread"):
+class GetThread(Question, frozen=True, tag="get_thread"):
     thread_id: str
 
 
-class ListThreads(Question, tag="list_threads"):
+class ListThreads(Question, frozen=True, tag="list_threads"):
     cursor: str | None = None
     limit: int = 100
 
 
-class GetTurn(Question, tag="get_turn"):
+class GetTurn(Question, frozen=True, tag="get_turn"):
     thread_id: str
     turn_id: str
 
 
-class ListTurns(Question, tag="list_turns"):
+class ListTurns(Question, frozen=True, tag="list_turns"):
     """Turns of a Thread in admission order (Q-10)."""
 
     thread_id: str
@@ -44,7 +44,7 @@ class ListTurns(Question, tag="list_turns"):
     limit: int = 100
 
 
-class GetHistory(Question, tag="get_history"):
+class GetHistory(Question, frozen=True, tag="get_history"):
     """Messages in the order of their first sequence (PR-11), of everything or of a Thread or Turn."""
 
     filter: EventFilter = EventFilter()
@@ -52,11 +52,11 @@ class GetHistory(Question, tag="get_history"):
     limit: int = 100
 
 
-class GetMessage(Question, tag="get_message"):
+class GetMessage(Question, frozen=True, tag="get_message"):
     message_id: str
 
 
-class ListEvents(Question, tag="list_events"):
+class ListEvents(Question, frozen=True, tag="list_events"):
     """`limit` counts the Session events looked at, not those that match (FI-10)."""
 
     filter: EventFilter = EventFilter()
@@ -64,11 +64,11 @@ class ListEvents(Question, tag="list_events"):
     limit: int = 100
 
 
-class GetSnapshot(Question, tag="get_snapshot"):
+class GetSnapshot(Question, frozen=True, tag="get_snapshot"):
     filter: EventFilter = EventFilter()
 
 
-class ListInteractions(Question, tag="list_interactions"):
+class ListInteractions(Question, frozen=True, tag="list_interactions"):
     """Pending interactions of a Turn, or all of its interactions."""
 
     thread_id: str
@@ -76,20 +76,20 @@ class ListInteractions(Question, tag="list_interactions"):
     pending_only: bool = True
 
 
-class ListRuns(Question, tag="list_runs"):
+class ListRuns(Question, frozen=True, tag="list_runs"):
     thread_id: str
     turn_id: str
     cursor: str | None = None
     limit: int = 100
 
 
-class GetRun(Question, tag="get_run"):
+class GetRun(Question, frozen=True, tag="get_run"):
     thread_id: str
     turn_id: str
     run_id: str
 
 
-class ListSteps(Question, tag="list_steps"):
+class ListSteps(Question, frozen=True, tag="list_steps"):
     thread_id: str
     turn_id: str
     run_id: str
@@ -97,7 +97,7 @@ class ListSteps(Question, tag="list_steps"):
     limit: int = 100
 
 
-class ListModelCalls(Question, tag="list_model_calls"):
+class ListModelCalls(Question, frozen=True, tag="list_model_calls"):
     """Calls of a Run, or of one of its Steps (MC-01)."""
 
     thread_id: str
@@ -108,7 +108,7 @@ class ListModelCalls(Question, tag="list_model_calls"):
     limit: int = 100
 
 
-class ListTools(Question, tag="list_tools"):
+class ListTools(Question, frozen=True, tag="list_tools"):
     """Tool calls of a Turn with their three facts: ended, received, applied (PR-08)."""
 
     thread_id: str
@@ -118,7 +118,7 @@ class ListTools(Question, tag="list_tools"):
 # ---- what a host reads ----
 
 
-class LoadThread(Question, tag="load_thread"):
+class LoadThread(Question, frozen=True, tag="load_thread"):
     """The native state of a Thread: log rows from `base_at` to `position`."""
 
     thread_id: str
@@ -126,7 +126,7 @@ class LoadThread(Question, tag="load_thread"):
     last: int
 
 
-class OpenWork(Question, tag="open_work"):
+class OpenWork(Question, frozen=True, tag="open_work"):
     """What an owner can apply now: inputs, answers, outcomes, signals of a Turn."""
 
     thread_id: str

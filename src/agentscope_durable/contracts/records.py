@@ -47,7 +47,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
-class Binding(_Record):
+class Binding(_Record, frozen=True):
     """The definition a Thread is pinned to for life (RT-12)."""
 
     harness: str
@@ -60,14 +60,14 @@ class Binding(_Record):
         return "\x1f".join((self.harness, self.definition_version, self.state_version))
 
 
-class RunStepRef(_Record):
+class RunStepRef(_Record, frozen=True):
     """The Run and Step something happened in."""
 
     run_id: str
     step_id: str
 
 
-class Failure(_Record):
+class Failure(_Record, frozen=True):
     """What ended an invocation badly.
 
     Attributes:
@@ -81,7 +81,7 @@ class Failure(_Record):
     retryable: bool = False
 
 
-class Recovery(_Record):
+class Recovery(_Record, frozen=True):
     """Failures of a Turn so far. Policy numbers are those in force at the first one (RC-12).
 
     Attributes:
@@ -97,7 +97,7 @@ class Recovery(_Record):
     last_error: Failure
 
 
-class Condition(_Record):
+class Condition(_Record, frozen=True):
     """Something of a Turn that is still open: an unanswered question, a tool in flight, a wait.
 
     Attributes:
@@ -117,7 +117,7 @@ class Condition(_Record):
     deadline_ms: int = 0
 
 
-class Result(_Record):
+class Result(_Record, frozen=True):
     """How a Turn ended well.
 
     Attributes:
@@ -131,7 +131,7 @@ class Result(_Record):
     finish_reason: str = "completed"
 
 
-class TurnState(_Record):
+class TurnState(_Record, frozen=True):
     """The part of a Turn that changes. In the head while a host owns it, else in its record.
 
     Attributes:
@@ -183,7 +183,7 @@ class TurnState(_Record):
     signals: int = 0
 
 
-class OpenModel(_Record):
+class OpenModel(_Record, frozen=True):
     """A model call under way in the present Run."""
 
     model_call_id: str
@@ -194,7 +194,7 @@ class OpenModel(_Record):
     started_ms: int
 
 
-class RunState(_Record):
+class RunState(_Record, frozen=True):
     """The present Run of an owned Thread; `run_id` is "" while it is only being settled."""
 
     run_id: str = ""
@@ -209,7 +209,7 @@ class RunState(_Record):
     resumed_from: str = ""
 
 
-class ThreadHead(_Record):
+class ThreadHead(_Record, frozen=True):
     """The hot part of a Thread that a host owns.
 
     Attributes:
@@ -231,7 +231,7 @@ class ThreadHead(_Record):
     writer: str = ""
 
 
-class SessionHead(_Record):
+class SessionHead(_Record, frozen=True):
     """The one hot row of a Session; the only row every commit rewrites. It stays small."""
 
     namespace: str
@@ -241,7 +241,7 @@ class SessionHead(_Record):
     threads: dict[str, ThreadHead] = {}
 
 
-class ThreadRecord(_Record):
+class ThreadRecord(_Record, frozen=True):
     """A Thread at rest. While a host owns it the head's copy of fence and positions rules.
 
     Attributes:
@@ -265,7 +265,7 @@ class ThreadRecord(_Record):
     settled_at: int = 0
 
 
-class TurnRecord(_Record):
+class TurnRecord(_Record, frozen=True):
     """A Turn: the part that never changes, and its state when no host owns it.
 
     Attributes:
@@ -284,13 +284,13 @@ class TurnRecord(_Record):
     last_at: int = 0
 
 
-class TurnRef(_Record):
+class TurnRef(_Record, frozen=True):
     """A record that only names a Turn: an entry of a Thread's order or queue."""
 
     turn_id: str
 
 
-class RequestRecord(_Record):
+class RequestRecord(_Record, frozen=True):
     """An accepted request, kept for ever (AD-29).
 
     Attributes:
@@ -305,7 +305,7 @@ class RequestRecord(_Record):
     ordinal: int = 0
 
 
-class InputRecord(_Record):
+class InputRecord(_Record, frozen=True):
     """A steer or inject input."""
 
     request_id: str
@@ -317,7 +317,7 @@ class InputRecord(_Record):
     state: SignalState = SignalState.ACCEPTED
 
 
-class SignalRecord(_Record):
+class SignalRecord(_Record, frozen=True):
     """An `x.*` signal kept until a wait condition consumes it."""
 
     request_id: str
@@ -328,7 +328,7 @@ class SignalRecord(_Record):
     state: SignalState = SignalState.ACCEPTED
 
 
-class InteractionRecord(_Record):
+class InteractionRecord(_Record, frozen=True):
     """A question the agent waits for: an approval, or the result of a manual tool."""
 
     interaction_id: str
@@ -344,7 +344,7 @@ class InteractionRecord(_Record):
     reason: str = ""
 
 
-class ExecutionRecord(_Record):
+class ExecutionRecord(_Record, frozen=True):
     """A tool call: what was intended, what became of it, where the result was applied.
 
     Attributes:
@@ -389,7 +389,7 @@ class ExecutionRecord(_Record):
     seq: int = 0
 
 
-class RunRecord(_Record):
+class RunRecord(_Record, frozen=True):
     """One invocation. Its Steps and model requests are the stream slice first_at .. last_at."""
 
     run_id: str
@@ -405,7 +405,7 @@ class RunRecord(_Record):
     failure: Failure | None = None
 
 
-class MessageIndex(_Record):
+class MessageIndex(_Record, frozen=True):
     """Where a public message is in the log. Its key holds the first sequence, which orders history.
 
     Attributes:
@@ -419,7 +419,7 @@ class MessageIndex(_Record):
     flag: str = ""
 
 
-class ObjectRecord(_Record):
+class ObjectRecord(_Record, frozen=True):
     """A stored object: pending until a commit refers to it (D11)."""
 
     state: str
@@ -427,7 +427,7 @@ class ObjectRecord(_Record):
     marked_ms: int
 
 
-class LateFact(_Record):
+class LateFact(_Record, frozen=True):
     """What a fenced owner could still report about its own Run (D13)."""
 
     run_id: str
@@ -452,7 +452,7 @@ class StepFact(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     reasoning: int = 0
 
 
-class Usage(_Record):
+class Usage(_Record, frozen=True):
     """Tokens of one request. A count that is not known stays None, never zero (MC-04)."""
 
     input_tokens: int | None = None

@@ -6,6 +6,7 @@ is asked and are no part of the projection: two observers may see different valu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ class View(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Base of all views."""
 
 
-class BindingView(View):
+class BindingView(View, frozen=True):
     """The definition a Thread is pinned to (RT-12)."""
 
     harness: str
@@ -41,12 +42,12 @@ class BindingView(View):
     state_version: str
 
 
-class RunStepRefView(View):
+class RunStepRefView(View, frozen=True):
     run_id: str
     step_id: str
 
 
-class ErrorView(View):
+class ErrorView(View, frozen=True):
     """An error as stored: class and bounded text, never a body."""
 
     kind: str
@@ -54,7 +55,7 @@ class ErrorView(View):
     retryable: bool = False
 
 
-class RecoveryPolicy(View):
+class RecoveryPolicy(View, frozen=True):
     """How often and how late a failed invocation is tried again (RC-11).
 
     Attributes:
@@ -68,7 +69,7 @@ class RecoveryPolicy(View):
     max_backoff_ms: int = 30_000
 
 
-class RecoveryView(View):
+class RecoveryView(View, frozen=True):
     """Failures of a Turn so far (RC-12, RC-14).
 
     Attributes:
@@ -83,7 +84,7 @@ class RecoveryView(View):
     last_error: ErrorView
 
 
-class Waiting(View):
+class Waiting(View, frozen=True):
     """One reason why a Turn does not advance, and what would make it (D4).
 
     Attributes:
@@ -103,7 +104,7 @@ class Waiting(View):
     until_ms: int | None = None
 
 
-class LeaseView(View):
+class LeaseView(View, frozen=True):
     """*Query time.* Who owns a running Turn.
 
     Attributes:
@@ -118,14 +119,14 @@ class LeaseView(View):
     alive: bool
 
 
-class ResultView(View):
+class ResultView(View, frozen=True):
     """How a Turn ended well: its final message, and why the agent stopped."""
 
     message_id: str | None
     finish_reason: str = "completed"
 
 
-class TurnView(View):
+class TurnView(View, frozen=True):
     """A Turn.
 
     Attributes:
@@ -161,13 +162,13 @@ class TurnView(View):
         return ThreadKey(self.session, self.thread_id)
 
 
-class SessionView(View):
+class SessionView(View, frozen=True):
     session: SessionKey
     status: ResourceStatus
     created_at_ms: int
 
 
-class ThreadView(View):
+class ThreadView(View, frozen=True):
     """A Thread. `current_turn_id` is the unfinished Turn at the head of its queue."""
 
     session: SessionKey
@@ -178,7 +179,7 @@ class ThreadView(View):
     current_turn_id: str | None = None
 
 
-class RunView(View):
+class RunView(View, frozen=True):
     """One invocation of the agent (RT-08). Its end says nothing about the Turn's (RT-49)."""
 
     run_id: str
@@ -193,7 +194,7 @@ class RunView(View):
     error: ErrorView | None = None
 
 
-class StepView(View):
+class StepView(View, frozen=True):
     """One reasoning round, or one continuation that applies results (RT-46..48)."""
 
     step_id: str
@@ -207,7 +208,7 @@ class StepView(View):
     reasoning: int | None = None
 
 
-class UsageView(View):
+class UsageView(View, frozen=True):
     """Token counts; None is not known. The cache counts are parts of `input_tokens` (MC-05)."""
 
     input_tokens: int | None = None
@@ -216,7 +217,7 @@ class UsageView(View):
     cache_write_tokens: int | None = None
 
 
-class ModelRequestView(View):
+class ModelRequestView(View, frozen=True):
     """One request to a provider inside a model call."""
 
     number: int
@@ -229,7 +230,7 @@ class ModelRequestView(View):
     error: str | None = None
 
 
-class ModelCallView(View):
+class ModelCallView(View, frozen=True):
     """A model call and each request it made (MC-02). `retries` counts requests beyond the first."""
 
     model_call_id: str
@@ -250,7 +251,7 @@ class ModelCallView(View):
         return max(0, len(self.requests) - 1)
 
 
-class InteractionView(View):
+class InteractionView(View, frozen=True):
     """A question a Turn waits for (IN-01).
 
     Attributes:
@@ -272,7 +273,7 @@ class InteractionView(View):
     reason: str | None = None
 
 
-class ToolView(View):
+class ToolView(View, frozen=True):
     """A tool call, local or external, as one entry (PR-05, PR-07, PR-08).
 
     Attributes:
@@ -301,7 +302,7 @@ class ToolView(View):
     child: str | None = None
 
 
-class CommandReceipt(View):
+class CommandReceipt(View, frozen=True):
     """A control was admitted. What it did is told by events and the Turn's status (AD-10).
 
     Attributes:
@@ -318,7 +319,7 @@ class CommandReceipt(View):
     revision: int
 
 
-class SignalView(View):
+class SignalView(View, frozen=True):
     """An accepted input or signal and what became of it."""
 
     request_id: str
@@ -326,7 +327,7 @@ class SignalView(View):
     state: SignalState
 
 
-class CapabilitiesView(View):
+class CapabilitiesView(View, frozen=True):
     """What this assembly can promise (RT-33..35)."""
 
     persistent: bool
@@ -337,7 +338,7 @@ class CapabilitiesView(View):
     resolved_harnesses: tuple[str, ...] = ()
 
 
-class HarnessCapabilitiesView(View):
+class HarnessCapabilitiesView(View, frozen=True):
     harness: str
     definition_version: str
     state_version: str
@@ -345,7 +346,7 @@ class HarnessCapabilitiesView(View):
     delivery: str
 
 
-class ExecutorCapabilitiesView(View):
+class ExecutorCapabilitiesView(View, frozen=True):
     route: str
     query: bool
     cancel: bool
@@ -363,7 +364,7 @@ class Page(msgspec.Struct, frozen=True, rename="camel"):
     items: tuple[Any, ...]
     cursor: str | None = None
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
 
     def __len__(self) -> int:

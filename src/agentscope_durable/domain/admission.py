@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Request, SubmitTurn, TurnAdmitted
 from agentscope_durable.contracts.errors import Closed, RequestConflict
 from agentscope_durable.contracts.events import MessageCompleted, TurnChanged
@@ -27,7 +28,6 @@ from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.turn_view import turn_view
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 R = TypeVar("R", bound=msgspec.Struct)
 

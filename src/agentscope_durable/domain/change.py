@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import column_reference
+from agentscope_durable.contracts.change import Change, Entry, Need, Range, Reads, ReadyRow, View
 from agentscope_durable.contracts.errors import NotFound
 from agentscope_durable.contracts.events import Payload, StoredEvent, TurnChanged, TurnRecovery
 from agentscope_durable.contracts.identity import SessionKey
@@ -31,7 +32,6 @@ from agentscope_durable.contracts.records import (
 from agentscope_durable.domain.ids import commit_id
 from agentscope_durable.domain.turn import due_ms
 from agentscope_durable.domain.turn_view import recovery_view, turn_view
-from agentscope_durable.spi.record_store import Change, Entry, Need, Range, Reads, ReadyRow, View
 
 S = TypeVar("S", bound=msgspec.Struct)
 

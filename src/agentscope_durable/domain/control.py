@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import AddInput, Cancel, Pause, Request, Resume, Signal, Withdraw
 from agentscope_durable.contracts.errors import (
     InputSettled,
@@ -35,7 +36,6 @@ from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.execution import stop_executions
 from agentscope_durable.domain.finish import end_turn, flag_message, reads_finish
 from agentscope_durable.domain.turn import after_pause, move
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 INPUTS_MAX = 1000
 """Steer and inject inputs one Turn accepts in its life; its end reads them in one page."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import (
     ClaimExecution,
     ExecutionAction,
@@ -28,7 +29,6 @@ from agentscope_durable.contracts.records import Condition, ExecutionRecord, Tur
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule, WaitKind
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.turn import settling as is_settling
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 RECHECK_MS = 30_000
 """How long before a cancel request to a running execution is looked at again."""
@@ -190,7 +190,13 @@ def lose_execution(
         item = item_of(place.turn_id, execution.call_id)
         draft.unready(keys.READY_RUNNING, item)
         if recheck_ms:
-            draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms + recheck_ms)
+            draft.ready(
+                keys.READY_DISPATCH,
+                execution.route,
+                item,
+                due_ms=draft.now_ms + recheck_ms,
+                value=keys.dispatch_value(execution.route, place.thread_id),
+            )
         else:
             draft.unready(keys.READY_DISPATCH, item)
     old = condition_of(state, execution.call_id, EFFECT_KINDS)
@@ -221,7 +227,13 @@ def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnS
         elif not execution.cancel_requested:
             draft.put(keys.execution(record.turn_id, call_id), replace(execution, cancel_requested=True))
             item = item_of(record.turn_id, call_id)
-            draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms)
+            draft.ready(
+                keys.READY_DISPATCH,
+                execution.route,
+                item,
+                due_ms=draft.now_ms,
+                value=keys.dispatch_value(execution.route, record.thread_id),
+            )
             draft.emit(
                 "tool.cancel_requested",
                 ToolChanged(call_id=call_id, state=execution.state, cancel_requested=True),
@@ -308,7 +320,7 @@ def claim_execution(c: ClaimExecution, seed: bytes, view: View, now_ms: int) -> 
         started = replace(execution, owner=c.owner, fence=execution.fence + 1, tries=execution.tries + 1)
     draft.put(keys.execution(c.turn_id, c.call_id), started)
     draft.unready(keys.READY_DISPATCH, item)
-    draft.ready(keys.READY_RUNNING, c.owner, item, due_ms=0, value=execution.route)
+    draft.ready(keys.READY_RUNNING, c.owner, item, due_ms=0, value=keys.dispatch_value(execution.route, c.thread_id))
     return draft.change(
         ExecutionGrant(
             action=action,
@@ -365,6 +377,12 @@ def _again(draft: Draft, c: RecordOutcome, execution: ExecutionRecord) -> Change
     item = item_of(c.turn_id, c.call_id)
     draft.unready(keys.READY_RUNNING, item)
     if c.retry_after_ms:
-        draft.ready(keys.READY_DISPATCH, execution.route, item, due_ms=draft.now_ms + c.retry_after_ms)
+        draft.ready(
+            keys.READY_DISPATCH,
+            execution.route,
+            item,
+            due_ms=draft.now_ms + c.retry_after_ms,
+            value=keys.dispatch_value(execution.route, c.thread_id),
+        )
     draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, owner="", tries=execution.tries + 1))
     return draft.change(OutcomeRecorded(execution.state, settled=False))

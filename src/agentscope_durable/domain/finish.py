@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import PAGE_MAX, Range, Reads
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.events import InteractionResolved, SignalChanged
 from agentscope_durable.contracts.records import (
@@ -27,7 +28,6 @@ from agentscope_durable.contracts.status import ExecutionState, InteractionState
 from agentscope_durable.domain.change import Draft
 from agentscope_durable.domain.execution import settle_execution
 from agentscope_durable.domain.turn import move
-from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
 
 _ASKS = frozenset({WaitKind.APPROVAL, WaitKind.EXTERNAL_RESULT})
 

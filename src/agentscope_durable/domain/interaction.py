@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Respond
 from agentscope_durable.contracts.errors import AlreadyDecided, InvalidRequest, NotFound
 from agentscope_durable.contracts.events import InteractionResolved, MessageCompleted
@@ -15,7 +16,6 @@ from agentscope_durable.domain.admission import reads_request, say
 from agentscope_durable.domain.change import begin
 from agentscope_durable.domain.control import accept, admitted
 from agentscope_durable.domain.execution import settle_execution
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 
 def reads_respond(c: Respond) -> Reads:

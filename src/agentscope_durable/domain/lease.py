@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Claim, Claimed, ClaimPurpose, OwnerCommand
 from agentscope_durable.contracts.errors import Fenced, InvalidTransition, NotFound, RevisionConflict
 from agentscope_durable.contracts.events import (
@@ -44,7 +45,6 @@ from agentscope_durable.domain.control import paused
 from agentscope_durable.domain.execution import lose_local_tools
 from agentscope_durable.domain.turn import due_ms, move, settling, unsettled
 from agentscope_durable.domain.turn_view import error_view
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 NOTHING = Claimed(purpose=ClaimPurpose.NOTHING)
 

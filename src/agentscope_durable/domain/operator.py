@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import (
     Done,
     FileFact,
@@ -29,7 +30,6 @@ from agentscope_durable.domain.admission import remember, repeated
 from agentscope_durable.domain.change import begin
 from agentscope_durable.domain.control import live_turn
 from agentscope_durable.domain.execution import settle_execution
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 
 def reads_reconcile(c: ReconcileTool) -> Reads:

@@ -128,6 +128,17 @@ def _fragment(data: Mapping[str, Any]) -> str:
     return next((data[name] for name in ("delta", "text", "fragment") if isinstance(data.get(name), str)), "")
 
 
+def _new_tool(thread_id: str, turn_id: str, call_id: str) -> ToolView:
+    return ToolView(
+        thread_id=thread_id,
+        turn_id=turn_id,
+        call_id=call_id,
+        name="",
+        kind=ExecutionKind.LOCAL,
+        state=ExecutionState.REQUESTED,
+    )
+
+
 class EventProjection:
     """Folds committed events into a projection.
 
@@ -179,6 +190,11 @@ class EventProjection:
     def cursor(self) -> str:
         """Where to go on."""
         return cursor_of(self._key, self._sequence)
+
+    @classmethod
+    def folds(cls, event_type: str) -> bool:
+        """Whether events of this type change a projection; others only count."""
+        return event_type in cls._folds
 
     @property
     def projection(self) -> Projection:
@@ -442,17 +458,7 @@ class EventProjection:
             changes["kind"] = ExecutionKind(data["kind"])
         if "origin" in data:
             changes["origin"] = msgspec.convert(data["origin"], RunStepRefView)
-        earlier = self._tools.get(key)
-        if earlier is None:
-            earlier = ToolView(
-                thread_id=thread_id,
-                turn_id=turn_id,
-                call_id=call_id,
-                name="",
-                kind=ExecutionKind.LOCAL,
-                state=ExecutionState.REQUESTED,
-            )
-        self._tools[key] = replace(earlier, **changes)
+        self._tools[key] = replace(self._tools.get(key) or _new_tool(thread_id, turn_id, call_id), **changes)
         self._touch("tool", key, event)
 
     def _tool_applied(self, event: PublicEvent) -> None:
@@ -473,17 +479,8 @@ class EventProjection:
         data = event.data
         thread_id, turn_id, call_id = _given(event.thread_id), _given(event.turn_id), data["callId"]
         key = tool_key(thread_id, turn_id, call_id)
-        tool = self._tools.get(key)
-        if tool is None:
-            tool = ToolView(
-                thread_id=thread_id,
-                turn_id=turn_id,
-                call_id=call_id,
-                name="",
-                kind=ExecutionKind.LOCAL,
-                state=ExecutionState.REQUESTED,
-            )
-        elif tool.state is not ExecutionState.REQUESTED or tool.origin is not None:
+        tool = self._tools.get(key) or _new_tool(thread_id, turn_id, call_id)
+        if tool.state is not ExecutionState.REQUESTED or tool.origin is not None:
             return
         arguments = f"{tool.arguments or ''}{_fragment(data)}"
         self._tools[key] = replace(tool, name=data.get("name") or tool.name, arguments=arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import PAGE_MAX, Change, Range, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import CloseSession, CloseThread, CreateSession, CreateThread, Done
 from agentscope_durable.contracts.errors import Closed, DefinitionConflict, InvalidRequest, Unfinished
 from agentscope_durable.contracts.events import SessionClosed, SessionCreated, ThreadClosed, ThreadCreated
@@ -13,7 +14,6 @@ from agentscope_durable.contracts.records import Binding, SessionHead, ThreadRec
 from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.contracts.views import BindingView
 from agentscope_durable.domain.change import Draft, begin
-from agentscope_durable.spi.record_store import PAGE_MAX, Change, Range, Reads, Unchanged, View
 
 THREADS_MAX = 10_000
 """Threads of one Session. `close` reads their pages in one transaction."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agentscope_durable.contracts import commands as c
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain import (
     admission,
@@ -22,7 +23,6 @@ from agentscope_durable.domain import (
     settlement,
     step,
 )
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 Decision = Callable[[Any, bytes, View, int], Change | Unchanged]
 

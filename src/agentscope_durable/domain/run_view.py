@@ -48,7 +48,8 @@ class Facts(Generic[F]):
     """
 
     def __init__(self, skip: Iterable[str] = ()) -> None:
-        self._skip = frozenset(skip)
+        # Where each of them ended, 0 while that was not seen.
+        self._skipped = dict.fromkeys(skip, 0)
         self._stories: dict[str, _Story[F]] = {}
 
     def take(self, identity: str, fact: F, *, at: int, at_ms: int, ended: bool) -> None:
@@ -60,7 +61,8 @@ class Facts(Generic[F]):
             at_ms: store time of its commit.
             ended: nothing more is expected after it.
         """
-        if identity in self._skip:
+        if identity in self._skipped:
+            self._skipped[identity] = at if ended else 0
             return
         story = self._stories.get(identity)
         if story is None:
@@ -86,9 +88,8 @@ class Facts(Generic[F]):
         if len(stories) <= count:
             return None
         begin = stories[count][1].begun_at
-        shown = tuple(identity for identity, s in stories[:count] if s.ended_at == 0 or s.ended_at >= begin)
-        # An earlier page's open ones may still be told about.
-        return begin, (*sorted(self._skip), *shown)
+        ends = [*self._skipped.items(), *((identity, story.ended_at) for identity, story in stories[:count])]
+        return begin, tuple(identity for identity, ended_at in ends if ended_at == 0 or ended_at >= begin)
 
 
 def step_facts(facts: Facts[StepFact], fact: StepFact, *, at: int, at_ms: int) -> None:

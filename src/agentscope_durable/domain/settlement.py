@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Done, PostponeSettlement, SettleTurn
 from agentscope_durable.contracts.errors import InvalidTransition, NotFound
 from agentscope_durable.contracts.events import ToolApplied
@@ -19,7 +20,6 @@ from agentscope_durable.domain.finish import end_turn, reads_finish
 from agentscope_durable.domain.lease import check_settled, owned, release
 from agentscope_durable.domain.retry import SETTLE_BACKOFF_MAX_MS, SETTLE_BACKOFF_MS, backoff_ms
 from agentscope_durable.domain.turn import settling
-from agentscope_durable.spi.record_store import Change, Reads, Unchanged, View
 
 
 def reads_settle(c: SettleTurn) -> Reads:

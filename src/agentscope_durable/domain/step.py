@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.change import Change, Range, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import CommitStep, RunEnd, RunEndKind, StepReceipt, ToolCommit
 from agentscope_durable.contracts.errors import (
     InputsChanged,
@@ -23,7 +24,6 @@ from agentscope_durable.contracts.events import (
     InteractionRequested,
     MessageAbandoned,
     MessageCompleted,
-    ModelCalled,
     Payload,
     SignalChanged,
     StepEnded,
@@ -84,7 +84,6 @@ from agentscope_durable.domain.finish import end_turn, next_in_queue
 from agentscope_durable.domain.lease import end_run, owned, release
 from agentscope_durable.domain.retry import retry_at_ms
 from agentscope_durable.domain.turn import move, unsettled
-from agentscope_durable.spi.record_store import Change, Range, Reads, Unchanged, View
 
 
 def reads_commit_step(c: CommitStep) -> Reads:
@@ -278,11 +277,6 @@ class _Step:
 
     def _close_model(self, models: list[OpenModel], fact: ModelFact) -> None:
         models[:] = [m for m in models if m.model_call_id != fact.model_call_id or m.request != fact.request]
-        self.emit(
-            "model.call",
-            ModelCalled(model_call_id=fact.model_call_id, request=fact.request, status=fact.status),
-            step_id=fact.step_id,
-        )
 
     # ---- messages ----
 
@@ -420,7 +414,7 @@ class _Step:
                 execution.route,
                 item_of(self.c.turn_id, execution.call_id),
                 due_ms=self.draft.now_ms,
-                value=execution.execution_id,
+                value=keys.dispatch_value(execution.route, self.c.thread_id),
             )
         return with_condition(
             state,

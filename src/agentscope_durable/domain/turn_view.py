@@ -22,6 +22,7 @@ from agentscope_durable.contracts.views import (
     TurnView,
     Waiting,
 )
+from agentscope_durable.domain.retry import backoff_ms
 from agentscope_durable.domain.turn import settling, unsettled
 
 __all__ = ["NEXT_ACTION", "error_view", "recovery_view", "turn_view", "waiting_on"]
@@ -157,11 +158,11 @@ def _condition(condition: Condition) -> Waiting:
 
 
 def _retry(turn_id: str, recovery: Recovery) -> Waiting:
-    backoff = min(recovery.initial_backoff_ms << min(max(recovery.failures - 1, 0), 40), recovery.max_backoff_ms)
+    waited_ms = backoff_ms(recovery.initial_backoff_ms, recovery.max_backoff_ms, recovery.failures)
     return Waiting(
         kind=WaitKind.RETRY,
         id=turn_id,
-        since_ms=recovery.next_retry_at_ms - backoff,
+        since_ms=recovery.next_retry_at_ms - waited_ms,
         next_action=NEXT_ACTION[WaitKind.RETRY],
         until_ms=recovery.next_retry_at_ms,
     )

@@ -18,6 +18,7 @@ from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import (
     CACHE_FIELD,
     CONTEXT_FIELD,
+    OUTCOME_TYPES,
     Base,
     Block,
     CacheEntry,
@@ -27,7 +28,6 @@ from agentscope_durable.contracts.journal import (
     Field,
     FromOutcome,
     JournalBatch,
-    JournalEventType,
     MessageMeta,
     MetaPatch,
     OutcomeBlocks,
@@ -49,7 +49,7 @@ _bodies: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _outcome: Final = msgspec.json.Decoder(OutcomeBlocks)
 
 
-class CheckpointMessage(msgspec.Struct, frozen=True):
+class CheckpointMessage(msgspec.Struct, frozen=True, gc=False):
     """One message of a folded state: its object without `content`, and its blocks."""
 
     meta: msgspec.Raw
@@ -94,7 +94,7 @@ class _Message:
 class _Epoch:
     """The state while rows are applied to it. One per `Base`."""
 
-    __slots__ = ("answers", "base_at", "cache", "fields", "messages", "order", "stored_bytes")
+    __slots__ = ("base_at", "cache", "fields", "messages", "order", "outcomes", "stored_bytes")
 
     def __init__(self, base_at: int) -> None:
         self.base_at = base_at
@@ -102,8 +102,8 @@ class _Epoch:
         self.cache: dict[int, msgspec.Raw] = {}
         self.order: tuple[int, ...] | None = None
         self.messages: list[_Message] = []
-        # Stored model answers of this epoch by position; a payload becomes its blocks when a row first asks for one.
-        self.answers: dict[int, list[msgspec.Raw] | tuple[msgspec.Raw, ...]] = {}
+        # Payloads of this epoch's outcomes by position; they become blocks when a row first asks for one.
+        self.outcomes: dict[int, list[msgspec.Raw] | tuple[msgspec.Raw, ...]] = {}
         self.stored_bytes = 0
 
     def apply(self, row: CheckpointRow) -> None:
@@ -111,7 +111,7 @@ class _Epoch:
             case Block(i, j, json):
                 self._put(i, j, json)
             case FromOutcome(i, j, at, k, patch):
-                block = self._answer(at, k)
+                block = self._outcome_block(at, k)
                 self._put(i, j, block if patch is None else _patched(block, patch))
             case Patch(i, j, fields):
                 blocks = self._message(i).blocks
@@ -171,17 +171,14 @@ class _Epoch:
         else:
             raise _Fault(f"message {i} has {len(blocks)} blocks, so {j} is not its next")
 
-    def _answer(self, at: int, k: int) -> msgspec.Raw:
-        found = self.answers.get(at)
+    def _outcome_block(self, at: int, k: int) -> msgspec.Raw:
+        found = self.outcomes.get(at)
         if found is None:
-            raise _Fault(f"no model answer is stored at position {at} of this epoch")
+            raise _Fault(f"no outcome is stored at position {at} of this epoch")
         if isinstance(found, list):
-            finished = [blocks for payload in found if (blocks := _outcome.decode(payload).content) is not None]
-            if len(finished) != 1:
-                raise _Fault(f"{len(finished)} model answers are stored at position {at} instead of one")
-            found = self.answers[at] = finished[0]
+            found = self.outcomes[at] = tuple(block for payload in found for block in _outcome.decode(payload).content)
         if not 0 <= k < len(found):
-            raise _Fault(f"the model answer at position {at} has no block {k}")
+            raise _Fault(f"the outcomes at position {at} have {len(found)} blocks, so there is no block {k}")
         return found[k]
 
     def _members(self, name: str) -> dict[str, msgspec.Raw]:
@@ -222,9 +219,9 @@ def fold(batches: Iterable[tuple[int, JournalBatch]]) -> CheckpointState:
             if rows:
                 raise _corrupt(position, "no base comes before its rows")
             continue
-        payloads = [entry.payload for entry in batch.entries if entry.type == JournalEventType.MODEL_RESULT]
+        payloads = [entry.payload for entry in batch.entries if entry.type in OUTCOME_TYPES]
         if payloads:
-            epoch.answers[position] = payloads
+            epoch.outcomes[position] = payloads
         for number, row in enumerate(rows):
             try:
                 if number or not begins:

@@ -7,9 +7,16 @@ also polls. So publishing never blocks, never raises, and merges what a slow lis
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
+
+from agentscope_durable.runtime.tasks import stop
+from agentscope_durable.spi.backend import Wakeups
+
+log = logging.getLogger("agentscope_durable.runtime")
 
 PENDING_KEYS_MAX = 1024
 """Keys kept for one listener; beyond that it is told that anything may have changed."""
@@ -75,3 +82,28 @@ class LocalWakeups:
         finally:
             with self._lock:
                 self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+
+class Ringable(Protocol):
+    def ring(self) -> None: ...
+
+
+@asynccontextmanager
+async def ringing(wakeups: Wakeups, keys: frozenset[str] | None, bell: Ringable) -> AsyncIterator[None]:
+    """While entered, the bell rings when one of the keys is hinted. A transport that fails leaves it silent."""
+    task = asyncio.create_task(_pump(wakeups, keys, bell), name="hints")
+    try:
+        yield
+    finally:
+        await stop(task)
+
+
+async def _pump(wakeups: Wakeups, keys: frozenset[str] | None, bell: Ringable) -> None:
+    try:
+        async with wakeups.listen(keys) as heard:
+            # What was hinted before one listened is found by looking once.
+            bell.ring()
+            async for _ in heard:
+                bell.ring()
+    except Exception as error:  # noqa: BLE001 - hints only make it sooner; polling goes on
+        log.warning("no more hints: %s", type(error).__name__)

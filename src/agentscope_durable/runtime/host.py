@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentscope_durable.contracts.commands import AnyCommand
-from agentscope_durable.contracts.errors import Rejected
+from agentscope_durable.contracts.errors import DurableError, HostClosed, LimitExceeded, Retry, Unconfirmed
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import SessionBackend
@@ -15,6 +15,15 @@ from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.live import LiveEvents
 
 log = logging.getLogger("agentscope_durable.runtime")
+
+RETRY_SECONDS_MAX = 300.0
+"""How long a question or an owner's command is tried again while the store is away. The work stands still meanwhile."""
+RETRY_WAIT = 0.05
+RETRY_WAIT_MAX = 5.0
+"""Seconds between two tries: doubling from the first to the second."""
+
+LASTING = (LimitExceeded, HostClosed)
+"""Errors of the Retry branch that asking again at once does not cure."""
 
 OnError = Callable[[BaseException], None]
 """Told of errors that no caller sees. What it raises is logged and changes nothing (ST-12)."""
@@ -54,15 +63,56 @@ class Host:
         return await self.backend.execute(command, audience=Audience.HOST)
 
     async def query(self, question: Any) -> Any:
-        return await self.backend.query(question, audience=Audience.HOST)
+        """Ask until the store answers: a host that only reads has nothing better to do while it is away."""
+        wait, deadline = RETRY_WAIT, self.environment.monotonic() + RETRY_SECONDS_MAX
+        while True:
+            try:
+                return await self.backend.query(question, audience=Audience.HOST)
+            except (Retry, Unconfirmed) as error:
+                if isinstance(error, LASTING) or self.environment.monotonic() > deadline:
+                    raise
+            await self.environment.sleep(wait)
+            wait = min(2 * wait, RETRY_WAIT_MAX)
 
     def report(self, error: BaseException, what: str, **ids: str) -> None:
         """Say that something went wrong that nobody is waiting for. Never raises."""
-        level = logging.WARNING if isinstance(error, Rejected) else logging.ERROR
-        log.log(level, "%s: %s", what, type(error).__name__, extra=ids)
+        # Our own errors hold no secrets; the text of a stranger's may.
+        text = f"{type(error).__name__}: {error.what}" if isinstance(error, DurableError) else type(error).__name__
+        log.warning("%s: %s", what, text, extra=ids)
         if self._on_error is None:
             return
         try:
             self._on_error(error)
         except Exception as defect:  # noqa: BLE001 - an error in reporting an error must not stop the work
             log.error("on_error raised %s", type(defect).__name__, extra=ids)
+
+
+class Delivery:
+    """Sends one owner's command until its outcome is known.
+
+    `unsure` is True once an answer was lost: a refusal then may mean that the command stands already.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.unsure = False
+
+    async def send(self, command: AnyCommand, **ids: str) -> Any:
+        """The receipt.
+
+        Raises:
+            Rejected: refused; look at `unsure`.
+            Retry, Unconfirmed: the store stayed away for `RETRY_SECONDS_MAX`, or it is closed.
+        """
+        environment = self._host.environment
+        wait, deadline = RETRY_WAIT, environment.monotonic() + RETRY_SECONDS_MAX
+        while True:
+            try:
+                return await self._host.execute(command)
+            except (Retry, Unconfirmed) as error:
+                self.unsure = self.unsure or isinstance(error, Unconfirmed)
+                if isinstance(error, LASTING) or environment.monotonic() > deadline:
+                    raise
+                log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)
+            await environment.sleep(wait)
+            wait = min(2 * wait, RETRY_WAIT_MAX)

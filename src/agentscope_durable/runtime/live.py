@@ -138,6 +138,13 @@ class PreviewQueue:
             self._waiting = deque(preview for preview in self._waiting if preview.message_id != message_id)
         return found
 
+    def take_call(self, call_id: str) -> list[Preview]:
+        """Take out what waits of one call's arguments, in order."""
+        found = [preview for preview in self._waiting if preview.call_id == call_id]
+        if found:
+            self._waiting = deque(preview for preview in self._waiting if preview.call_id != call_id)
+        return found
+
     def close_message(self, message_id: str, attempt: int | None = None) -> None:
         """Nothing more of this message is shown, or of one attempt of it: its fact was shown."""
         for key in [key for key in self._reached if key[0] == message_id and attempt in (None, key[1])]:

@@ -17,31 +17,16 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
-from agentscope_durable.contracts.commands import Claimed, CommitStep, FileFact, StepReceipt
-from agentscope_durable.contracts.errors import (
-    DurableError,
-    Fenced,
-    HostClosed,
-    LimitExceeded,
-    Retry,
-    RevisionConflict,
-    Unconfirmed,
-)
-from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.commands import Claimed, CommitStep, FileFact, RunEnd, RunEndKind, StepReceipt
+from agentscope_durable.contracts.errors import DurableError, Fenced, Retry, RevisionConflict, Unconfirmed
+from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.questions import GetTurn, LoadThread, OpenWork
-from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import ModelStatus, TurnStatus
 from agentscope_durable.contracts.views import TurnView
-from agentscope_durable.runtime.host import Host, log
+from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.spi.harness import Abandoned, JournalRow, OpenWorkView, RunStart, StopCause
 from agentscope_durable.spi.live import Preview
-
-COMMIT_SECONDS_MAX = 300.0
-"""How long one commit is tried while the store is away. Meanwhile the Run stands still and keeps what it knows."""
-COMMIT_BACKOFF = 0.05
-COMMIT_BACKOFF_MAX = 5.0
-"""Seconds between two tries of a commit: doubling from the first to the second."""
 
 CANCEL = StopCause("cancel")
 DRAIN = StopCause("drain")
@@ -52,56 +37,60 @@ class LiveRun:
     """`RunContext` of the runtime.
 
     Attributes:
-        over: the Run has ended; nothing more may be committed.
-        ended: the receipt said that a commit ended the Run.
+        ended: how the Run ended, None while it goes on.
+        over: it has ended, or this host has given it up; nothing more may be committed.
+        fenced: another host owns the Thread.
+        commits: commits that stand, the end not counted.
         committing_at: when the last commit was begun, by the environment's clock.
     """
 
-    def __init__(
-        self, host: Host, states: LiveStates, session: SessionKey, thread_id: str, binding: Binding, claimed: Claimed
-    ) -> None:
+    def __init__(self, host: Host, states: LiveStates, thread: ThreadKey, claimed: Claimed) -> None:
         self._host = host
         self._states = states
-        self._session = session
-        self._key = ThreadKey(session, thread_id)
-        self.binding = binding
-        self.claimed = claimed
+        self.thread = thread
+        self._claimed = claimed
         self._start: RunStart | None = None
-        self.position = claimed.position
+        self._position = claimed.position
         self.base_at = claimed.base_at
         self.checkpoint_at = claimed.checkpoint_at
-        self.pause_requested = claimed.pause
-        self.pending_inputs = 0
-        self.ready_conditions = 0
-        self.cancelled = claimed.cancel
+        self._pause = claimed.pause
+        self._inputs = 0
+        self._ready = 0
+        self._cancel = claimed.cancel
         self.fenced = False
+        self.ended: RunEndKind | None = None
         self.over = False
-        self.ended = False
+        self.commits = 0
         self.committing_at = host.environment.monotonic()
         self._changed = asyncio.Event()
         self._order = asyncio.Lock()
         self._flight: asyncio.Task[StepReceipt] | None = None
 
-    # ---- what it is ----
-
     @property
     def ids(self) -> dict[str, str]:
         """For logs."""
         return {
-            "session_id": self._session.session_id,
-            "thread_id": self._key.thread_id,
-            "turn_id": self.claimed.turn_id,
-            "run_id": self.claimed.run_id,
+            "session_id": self.thread.session.session_id,
+            "thread_id": self.thread.thread_id,
+            "turn_id": self._claimed.turn_id,
+            "run_id": self._claimed.run_id,
         }
 
-    def begin(self, start: RunStart) -> None:
+    def begin(self, start: RunStart, view: TurnView) -> None:
         self._start = start
+        self._inputs = view.pending_inputs
 
     @property
     def start(self) -> RunStart:
         assert self._start is not None, "the run has not begun"
         # A Run that must go on after its answer starts again from what it has committed.
-        return replace(self._start, position=self.position, base_at=self.base_at, checkpoint_at=self.checkpoint_at)
+        return replace(
+            self._start, position=self._position, base_at=self.base_at, checkpoint_at=self.checkpoint_at
+        )
+
+    @property
+    def position(self) -> int:
+        return self._position
 
     # ---- why it should stop ----
 
@@ -109,12 +98,24 @@ class LiveRun:
     def stop(self) -> StopCause | None:
         if self.fenced:
             return FENCED
-        if self.cancelled:
+        if self._cancel:
             return CANCEL
         return DRAIN if self._host.closing else None
 
+    @property
+    def pause_requested(self) -> bool:
+        return self._pause
+
+    @property
+    def pending_inputs(self) -> int:
+        return self._inputs
+
+    @property
+    def ready_conditions(self) -> int:
+        return self._ready
+
     def tell(self) -> None:
-        """Something an adapter may look at has changed."""
+        """Something an adapter looks at may have changed."""
         self._changed.set()
 
     def observe(self, view: TurnView) -> None:
@@ -122,11 +123,11 @@ class LiveRun:
         if self.over:
             return
         lease = view.lease
-        if view.status.terminal or lease is None or lease.fence != self.claimed.fence:
+        if view.status.terminal or lease is None or lease.fence != self._claimed.fence:
             self.fenced = True
-        self.cancelled = self.cancelled or view.cancel_requested
-        self.pause_requested = view.status is TurnStatus.PAUSING
-        self.pending_inputs = view.pending_inputs
+        self._cancel = self._cancel or view.cancel_requested
+        self._pause = view.status is TurnStatus.PAUSING
+        self._inputs = view.pending_inputs
         self.tell()
 
     async def changed(self) -> None:
@@ -136,24 +137,23 @@ class LiveRun:
     # ---- what it may read ----
 
     async def journal(self) -> list[JournalRow]:
-        return await load_journal(self._host, self._key, self.base_at, self.checkpoint_at)
+        return await load_journal(self._host, self.thread, self.base_at, self.checkpoint_at)
 
     async def open_work(self) -> OpenWorkView:
-        return await self._host.query(
-            OpenWork(session=self._session, thread_id=self._key.thread_id, turn_id=self.claimed.turn_id)
-        )
+        return await load_open_work(self._host, self.thread, self._claimed.turn_id)
 
     async def body(self, value: object) -> Body:
-        return await self._host.backend.put_body(self._session, msgspec.json.encode(durable_json.value(value)))
+        content = msgspec.json.encode(durable_json.value(value))
+        return await self._host.backend.put_body(self.thread.session, content)
 
     async def open_body(self, body: Body) -> Any:
-        return msgspec.json.decode(await self._host.backend.open_body(self._session, body))
+        return await load_body(self._host, self.thread, body)
 
     # ---- previews ----
 
     def wants_previews(self) -> bool:
         try:
-            return self._host.live.wanted(self._session)
+            return self._host.live.wanted(self.thread.session)
         except Exception as error:  # noqa: BLE001 - previews never touch the work (ST-26)
             self._host.report(error, "the live transport failed", **self.ids)
             return False
@@ -162,19 +162,19 @@ class LiveRun:
         if self.over:
             return
         try:
-            self._host.live.publish(self._session, preview)
+            self._host.live.publish(self.thread.session, preview)
         except Exception as error:  # noqa: BLE001 - previews never touch the work (ST-26)
             self._host.report(error, "the live transport failed", **self.ids)
 
     # ---- live state ----
 
     def cache_get(self) -> Any:
-        return self._states.take(self._key, checkpoint_at=self.checkpoint_at, fence=self.claimed.fence)
+        return self._states.take(self.thread, checkpoint_at=self.checkpoint_at, fence=self._claimed.fence)
 
     def cache_put(self, value: Any, size_bytes: int) -> None:
         if not self.fenced:
             self._states.put(
-                self._key, value, size_bytes, checkpoint_at=self.checkpoint_at, fence=self.claimed.fence
+                self.thread, value, size_bytes, checkpoint_at=self.checkpoint_at, fence=self._claimed.fence
             )
 
     # ---- the one way to make it true ----
@@ -184,8 +184,23 @@ class LiveRun:
             await self.landed()
             if self.over or self.fenced:
                 raise Abandoned
-            task = self._flight = self._host.tasks.start(self._send(step), name=f"commit {self.claimed.run_id}")
-            return await asyncio.shield(task)
+            self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
+            return await asyncio.shield(self._flight)
+
+    async def end(self, end: RunEnd) -> StepReceipt:
+        """End the Run with nothing else to say."""
+        claimed = self._claimed
+        return await self.commit(
+            CommitStep(
+                session=self.thread.session,
+                thread_id=self.thread.thread_id,
+                turn_id=claimed.turn_id,
+                run_id=claimed.run_id,
+                fence=claimed.fence,
+                expected_position=self._position,
+                end=end,
+            )
+        )
 
     async def landed(self) -> None:
         """Wait until no commit is in flight, whatever became of it."""
@@ -193,71 +208,60 @@ class LiveRun:
             await asyncio.wait({self._flight})
 
     async def _send(self, step: CommitStep) -> StepReceipt:
-        journal = await self._column(step.journal)
+        claimed = self._claimed
         step = replace(
             step,
-            session=self._session,
-            thread_id=self._key.thread_id,
-            turn_id=self.claimed.turn_id,
-            run_id=self.claimed.run_id,
-            fence=self.claimed.fence,
-            expected_position=self.position,
-            journal=journal,
+            session=self.thread.session,
+            thread_id=self.thread.thread_id,
+            turn_id=claimed.turn_id,
+            run_id=claimed.run_id,
+            fence=claimed.fence,
+            expected_position=self._position,
         )
         self.committing_at = self._host.environment.monotonic()
-        receipt = await self._settled(step)
-        self.position = receipt.position
+        receipt = await self._deliver(step)
+        self._position = receipt.position
         if step.checkpoint:
             self.checkpoint_at = receipt.position
             if step.base:
                 self.base_at = receipt.position
-        self.cancelled = self.cancelled or receipt.cancel
-        self.pause_requested = receipt.pause
-        self.pending_inputs = receipt.inputs
-        self.ready_conditions = receipt.ready
-        self.ended = receipt.ended
-        self.over = self.over or receipt.ended
+        self._cancel = self._cancel or receipt.cancel
+        self._pause = receipt.pause
+        self._inputs = receipt.inputs
+        self._ready = receipt.ready
+        if receipt.ended and step.end is not None:
+            self.ended = step.end.kind
+            self.over = True
+        else:
+            self.commits += 1
         self.tell()
         return receipt
 
-    async def _column(self, journal: bytes) -> bytes:
-        if not journal:
-            return journal
-        body = await self._host.backend.put_body(self._session, journal)
-        return b"@" + msgspec.json.encode(body) if body.is_reference else journal
-
-    async def _settled(self, step: CommitStep) -> StepReceipt:
-        """Send it until it is known to stand, or known never to stand."""
-        environment = self._host.environment
-        deadline = environment.monotonic() + COMMIT_SECONDS_MAX
-        wait, unsure = COMMIT_BACKOFF, False
-        while True:
-            try:
-                return await self._host.execute(step)
-            except Fenced as error:
-                if unsure and step.end is not None:
-                    # Given back by this very commit, or taken by another host: either way the Run is over here.
-                    return await self._receipt(step.expected_position + 1, ended=True)
-                await self._fence(step, error)
-            except RevisionConflict as error:
-                if unsure and error.actual == step.expected_position + 1:
-                    return await self._receipt(error.actual, ended=False)
-                raise
-            except (LimitExceeded, HostClosed):
-                raise
-            except (Retry, Unconfirmed) as error:
-                unsure = unsure or isinstance(error, Unconfirmed)
-                if environment.monotonic() > deadline:
-                    self._host.report(error, "the store did not take a commit", **self.ids)
-                    raise Abandoned from error
-                log.warning("a commit is tried again: %s", type(error).__name__, extra=self.ids)
-            await environment.sleep(wait)
-            wait = min(2 * wait, COMMIT_BACKOFF_MAX)
+    async def _deliver(self, step: CommitStep) -> StepReceipt:
+        delivery = Delivery(self._host)
+        try:
+            return await delivery.send(step, **self.ids)
+        except Fenced as error:
+            if delivery.unsure and step.end is not None:
+                # Given back by this very commit, or taken by another host: either way the Run is over here.
+                return await self._receipt(step.expected_position + 1, ended=True)
+            await self._fence(step, error)
+            raise Abandoned from error
+        except RevisionConflict as error:
+            if delivery.unsure and error.actual == step.expected_position + 1:
+                return await self._receipt(error.actual, ended=False)
+            # Something of this owner stands where this was to go: go on from there, never over it.
+            self._position = error.actual
+            raise
+        except (Retry, Unconfirmed) as error:
+            self._host.report(error, "the store did not take a commit", **self.ids)
+            raise Abandoned from error
 
     async def _receipt(self, position: int, *, ended: bool) -> StepReceipt:
         """The receipt of a commit that stands although its answer was lost."""
+        thread = self.thread
         view: TurnView = await self._host.query(
-            GetTurn(session=self._session, thread_id=self._key.thread_id, turn_id=self.claimed.turn_id)
+            GetTurn(session=thread.session, thread_id=thread.thread_id, turn_id=self._claimed.turn_id)
         )
         return StepReceipt(
             position=position,
@@ -273,12 +277,13 @@ class LiveRun:
         """Another host owns the Thread. File what only this one knows, then leave (D13)."""
         self.fenced = True
         self.tell()
-        self._host.report(error, f"turn {self.claimed.turn_id} continues on another host", **self.ids)
+        claimed = self._claimed
+        self._host.report(error, f"turn {claimed.turn_id} continues on another host", **self.ids)
         known = FileFact(
-            session=self._session,
-            thread_id=self._key.thread_id,
-            turn_id=self.claimed.turn_id,
-            run_id=self.claimed.run_id,
+            session=self.thread.session,
+            thread_id=self.thread.thread_id,
+            turn_id=claimed.turn_id,
+            run_id=claimed.run_id,
         )
         facts = [replace(known, tool=tool) for tool in step.tools if tool.state.terminal]
         facts += [replace(known, model=model) for model in step.models if model.status is not ModelStatus.STARTED]
@@ -287,7 +292,9 @@ class LiveRun:
                 await self._host.execute(fact)
             except DurableError as refused:
                 self._host.report(refused, "a late fact was not taken", **self.ids)
-        raise Abandoned from error
+
+
+# ---- what a Run and a settlement read alike ----
 
 
 async def load_journal(host: Host, thread: ThreadKey, base_at: int, checkpoint_at: int) -> list[JournalRow]:
@@ -297,3 +304,12 @@ async def load_journal(host: Host, thread: ThreadKey, base_at: int, checkpoint_a
     return await host.query(
         LoadThread(session=thread.session, thread_id=thread.thread_id, first=base_at, last=checkpoint_at)
     )
+
+
+async def load_open_work(host: Host, thread: ThreadKey, turn_id: str) -> OpenWorkView:
+    return await host.query(OpenWork(session=thread.session, thread_id=thread.thread_id, turn_id=turn_id))
+
+
+async def load_body(host: Host, thread: ThreadKey, body: Body) -> Any:
+    return msgspec.json.decode(await host.backend.open_body(thread.session, body))
+

@@ -3,75 +3,73 @@
 Rule 1: what a Run raises is a fact to record, not a reason to stop anything else.
 Rule 2: cancel, pause, shutdown and a lost lease are four different things (C30). Why a Run stops is data; a
 `CancelledError` says nothing about it.
-Rule 3: a Thread this host owns is given back or known to be another's. Giving back is tried until one of the two.
+Rule 3: a Thread this host owns is given back, or known to be another's. Giving back is tried until one of the two.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import (
     Claim,
     Claimed,
     ClaimPurpose,
-    CommitStep,
     PostponeSettlement,
     RunEnd,
     RunEndKind,
     SettleTurn,
 )
 from agentscope_durable.contracts.errors import (
-    CorruptRecord,
     DurableError,
     Fenced,
+    HostClosed,
     InvalidTransition,
+    Misuse,
     Rejected,
-    Retry,
     RevisionConflict,
-    Unconfirmed,
 )
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.messages import Input, Message
-from agentscope_durable.contracts.questions import GetMessage, GetThread, GetTurn, OpenWork
-from agentscope_durable.contracts.records import Binding, ExecutionRecord
+from agentscope_durable.contracts.questions import GetMessage, GetThread, GetTurn
+from agentscope_durable.contracts.records import Binding, ExecutionRecord, Failure
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import session_hint
-from agentscope_durable.contracts import keys
 from agentscope_durable.runtime.classify import failure_of, incompatible, retryable
-from agentscope_durable.runtime.host import Host, log
+from agentscope_durable.runtime.hints import ringing
+from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
-from agentscope_durable.runtime.run import LiveRun, load_journal
-from agentscope_durable.runtime.tasks import Bell, Tasks, stop
-from agentscope_durable.contracts.bodies import Body
-from agentscope_durable.spi.harness import (
-    Abandoned,
-    HarnessAdapter,
-    JournalRow,
-    OpenWorkView,
-    RunStart,
-    Settlement,
-    SettleStart,
-)
-import msgspec
-from typing import Any
+from agentscope_durable.runtime.run import LiveRun, load_body, load_journal, load_open_work
+from agentscope_durable.runtime.tasks import Bell, stop
+from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, SettleStart
 
 WATCH_SPACING = 0.05
-"""Seconds after a hint before a Run's Turn is looked at: a commit of its own may tell sooner."""
+"""Seconds from a hint to a look at the Turn: a commit of the Run's own may tell sooner."""
 FENCED_SECONDS = 5.0
 """How long an adapter may take to end a Run that another host has taken over."""
 GIVE_BACK_WAIT = 0.2
 GIVE_BACK_WAIT_MAX = 10.0
+"""Seconds between two tries to give a Thread back: doubling from the first to the second."""
 
 RetryableFailure = Callable[[BaseException], bool | None]
+"""The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
 
 
 class Runner:
-    """Runs and settles Turns of the definitions it was given, by ready class."""
+    """Runs and settles Turns of the definitions it was given.
+
+    Args:
+        harnesses: adapters by ready class.
+        policy: recovery policy for Turns that have not failed before.
+        takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look.
+    """
 
     def __init__(
         self,
@@ -100,10 +98,10 @@ class Runner:
             run.tell()
 
     async def take(self, session: SessionKey, thread_id: str, *, dead: tuple[str, ...] = ()) -> bool:
-        """Claim the Thread and see it through; False when there was nothing to take or nothing came of it.
+        """Claim the Thread and see its Turn through; False when nothing came of it, so that it is not tried at once.
 
         Raises:
-            DurableError: the claim itself failed; nothing is owned.
+            DurableError: the claim failed; nothing is owned.
         """
         claimed: Claimed = await self._host.execute(
             Claim(
@@ -116,18 +114,14 @@ class Runner:
             )
         )
         if claimed.purpose is ClaimPurpose.NOTHING:
-            return bool(claimed.turn_id)
+            return claimed.turn_id != ""
         thread = ThreadKey(session, thread_id)
-        extra = {
-            "session_id": session.session_id,
-            "thread_id": thread_id,
-            "turn_id": claimed.turn_id,
-            "run_id": claimed.run_id,
-        }
-        if claimed.lost_run:
-            log.info("turn %s taken over under fence %d", claimed.turn_id, claimed.fence, extra=extra)
-        else:
-            log.info("turn %s claimed under fence %d", claimed.turn_id, claimed.fence, extra=extra)
+        log.info(
+            "turn %s taken over under fence %d" if claimed.lost_run else "turn %s claimed under fence %d",
+            claimed.turn_id,
+            claimed.fence,
+            extra={**_ids(thread, claimed), "lost_run_id": claimed.lost_run},
+        )
         if claimed.purpose is ClaimPurpose.SETTLE:
             return await self._settle(thread, claimed)
         return await self._run(thread, claimed)
@@ -135,28 +129,311 @@ class Runner:
     # ---- run ----
 
     async def _run(self, thread: ThreadKey, claimed: Claimed) -> bool:
-        run = LiveRun(self._host, self._states, thread.session, thread.thread_id, claimed)
+        run = LiveRun(self._host, self._states, thread, claimed)
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._watch(run, thread, claimed, task), name=f"watch {claimed.run_id}")
         self._runs.add(run)
-        watchers = Tasks()
         served = True
         try:
-            me = asyncio.current_task()
-            assert me is not None
-            watchers.start(self._watch(run, me), name=f"watch {claimed.run_id}")
-            try:
-                served = await self._invoke(run)
-            except Abandoned:
-                self._states.drop(thread)
-            if not run.over and not run.fenced:
-                await self._give_back(run)
+            served = await self._invoke(run, thread, claimed)
+        except Abandoned:
+            self._states.drop(thread)
         finally:
-            run.over = True
             self._runs.discard(run)
-            watchers.cancel()
-            await watchers.wait()
-        if run.settling and not run.fenced:
+            await stop(watch)
+            await run.landed()
+            if not run.over and not run.fenced:
+                self._give_back(run)
+        if run.ended is None:
+            return False
+        log.info("turn %s: run %d %s", claimed.turn_id, claimed.run_number, run.ended, extra=run.ids)
+        if run.ended is RunEndKind.CANCELLED:
             after = replace(
                 claimed, position=run.position, base_at=run.base_at, checkpoint_at=run.checkpoint_at, run_id=""
             )
             return await self._settle(thread, after)
-        return served
+        # A Run that parks without having done anything must not be repeated at full speed.
+        return served and (run.commits > 0 or run.ended is not RunEndKind.SUSPENDED)
+
+    async def _invoke(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> bool:
+        """Drive the adapter until the Run has ended. False: this host cannot serve the Turn.
+
+        Raises:
+            Abandoned: nothing more may be committed, or nothing could be.
+        """
+        adapter: HarnessAdapter | None = None
+        try:
+            adapter = await self._begin(run, thread, claimed)
+            while run.ended is None:
+                end = await adapter.run(run)
+                if end is not None and run.ended is None:
+                    await self._end(run, end)
+                elif run.ended is None:
+                    raise Misuse("the adapter says that its last commit ended the run, and it did not")
+            return True
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The host ends, or another host owns the Thread: said by the flags, not by this error.
+                await run.landed()
+                if not run.over and not run.fenced:
+                    await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
+                raise
+            return await self._failed(run, adapter, error)
+        except Exception as error:  # noqa: BLE001 - the one place where a failure becomes a record
+            return await self._failed(run, adapter, error)
+
+    async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
+        binding = await self._binding(thread)
+        adapter = self._harnesses[binding.ready_class]
+        view = await self._turn(thread, claimed.turn_id)
+        message_id = ids.input_message_id(claimed.turn_id)
+        run.begin(
+            RunStart(
+                session=thread.session,
+                thread_id=thread.thread_id,
+                turn_id=claimed.turn_id,
+                run_id=claimed.run_id,
+                fence=claimed.fence,
+                binding=binding,
+                request_id=view.request_id,
+                input=await self._input(thread, message_id),
+                input_message_id=message_id,
+                number=claimed.run_number,
+                resumed_from=claimed.resumed_from,
+                reasoning=claimed.reasoning,
+                attempt=claimed.attempt,
+                position=claimed.position,
+                base_at=claimed.base_at,
+                checkpoint_at=claimed.checkpoint_at,
+                takeover=claimed.lost_run != "",
+            ),
+            view,
+        )
+        return adapter
+
+    async def _failed(self, run: LiveRun, adapter: HarnessAdapter | None, error: BaseException) -> bool:
+        """Record what an invocation raised (RC-06); False when it only says that another host must serve the Turn."""
+        if run.over or run.fenced:
+            # The Run had ended already: what is raised afterwards changes nothing.
+            self._host.report(error, "an adapter raised after its run was over", **run.ids)
+            return True
+        self._states.drop(run.thread)
+        cause = run.stop
+        if cause is not None and cause.kind == "cancel":
+            await self._end(run, RunEnd(kind=RunEndKind.CANCELLED))
+            return True
+        if cause is not None or incompatible(error):
+            # A shutdown or a missing definition is no failure of the Turn (RC-18).
+            self._host.report(error, "a run is given back", **run.ids)
+            await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
+            return False
+        failure = failure_of(error, retry=self._may_retry(adapter, error))
+        log.warning("turn %s: %s", run.ids["turn_id"], failure.kind, extra=run.ids)
+        await self._end(run, RunEnd(kind=RunEndKind.FAILED, failure=failure, policy=self._policy))
+        return True
+
+    def _may_retry(self, adapter: HarnessAdapter | None, error: BaseException) -> bool:
+        for ask in (None if adapter is None else adapter.classify, self._retryable_failure):
+            if ask is None:
+                continue
+            try:
+                answer = ask(error)
+            except Exception as defect:  # noqa: BLE001 - a broken classification leaves the default
+                self._host.report(defect, "classifying a failure failed")
+                continue
+            if answer is not None:
+                return answer
+        return retryable(error)
+
+    async def _end(self, run: LiveRun, end: RunEnd) -> None:
+        """Commit the end of a Run; where an earlier commit stands, after that one."""
+        try:
+            await run.end(end)
+        except RevisionConflict:
+            await run.end(end)
+
+    def _give_back(self, run: LiveRun) -> None:
+        """Release a Thread whose Run could not say its end. It does not hold a place of the host meanwhile."""
+        self._host.tasks.start(self._release(run), name=f"give back {run.ids['run_id']}")
+
+    async def _release(self, run: LiveRun) -> None:
+        wait = GIVE_BACK_WAIT
+        while True:
+            try:
+                await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
+                return
+            except (Abandoned, HostClosed):
+                if run.over or run.fenced or self._host.closing:
+                    return
+            except Exception as error:  # noqa: BLE001 - tried again until it is given back or the host ends
+                self._host.report(error, "a thread cannot be given back yet", **run.ids)
+                if self._host.closing:
+                    return
+            await self._host.environment.sleep(wait)
+            wait = min(2 * wait, GIVE_BACK_WAIT_MAX)
+
+    # ---- watch ----
+
+    async def _watch(
+        self, run: LiveRun, thread: ThreadKey, claimed: Claimed, task: asyncio.Task[Any]
+    ) -> None:
+        """See controls and a lost lease while the agent is busy; a receipt would tell them only at the next commit."""
+        environment = self._host.environment
+        hint = session_hint(keys.partition(thread.session))
+        bell = Bell()
+        async with ringing(self._host.backend.wakeups(), frozenset({hint}), bell):
+            while not run.over:
+                if await bell.wait(environment, self._host.poll_interval):
+                    heard_at = environment.monotonic()
+                    await environment.sleep(WATCH_SPACING)
+                    if run.committing_at > heard_at:
+                        continue
+                try:
+                    run.observe(await self._turn(thread, claimed.turn_id))
+                except DurableError as error:
+                    self._host.report(error, "a turn under way cannot be looked at", **run.ids)
+                if run.fenced:
+                    log.warning("turn %s continues on another host", claimed.turn_id, extra=run.ids)
+                    await environment.sleep(FENCED_SECONDS)
+                    task.cancel()
+                    return
+
+    # ---- settle ----
+
+    async def _settle(self, thread: ThreadKey, claimed: Claimed) -> bool:
+        """End a cancelled or failed Turn if its effects are known, else leave it until they are."""
+        extra = _ids(thread, claimed)
+        try:
+            failure = await self._try_settle(thread, claimed)
+        except asyncio.CancelledError:
+            await self._postpone(thread, claimed, None)
+            raise
+        except Abandoned:
+            return False
+        if failure is None:
+            log.info("turn %s settled", claimed.turn_id, extra=extra)
+            return True
+        await self._postpone(thread, claimed, failure if failure.kind else None)
+        log.info("turn %s is not settled yet", claimed.turn_id, extra=extra)
+        return True
+
+    async def _try_settle(self, thread: ThreadKey, claimed: Claimed) -> Failure | None:
+        """None when it is settled; a failure without a kind when an effect is not known yet."""
+        try:
+            work = await load_open_work(self._host, thread, claimed.turn_id)
+            if any(_unsettled(record) for record in work.executions):
+                return _UNSETTLED
+            binding = await self._binding(thread)
+            adapter = self._harnesses[binding.ready_class]
+            view = await self._turn(thread, claimed.turn_id)
+            message_id = ids.input_message_id(claimed.turn_id)
+            start = SettleStart(
+                session=thread.session,
+                thread_id=thread.thread_id,
+                turn_id=claimed.turn_id,
+                binding=binding,
+                cancelled=view.cancel_requested,
+                position=claimed.position,
+                base_at=claimed.base_at,
+                checkpoint_at=claimed.checkpoint_at,
+                executions=work.executions,
+                input=await self._input(thread, message_id),
+                input_message_id=message_id,
+            )
+            self._states.drop(thread)
+            settlement = await adapter.settle(_Settling(self._host, thread, start))
+            command = SettleTurn(
+                session=thread.session,
+                thread_id=thread.thread_id,
+                turn_id=claimed.turn_id,
+                run_id="",
+                fence=claimed.fence,
+                expected_position=claimed.position,
+                journal=settlement.journal,
+                checkpoint=settlement.checkpoint,
+                base=settlement.base,
+                writer=settlement.writer,
+                applied=settlement.applied,
+            )
+            delivery = Delivery(self._host)
+            try:
+                await delivery.send(command, **_ids(thread, claimed))
+            except Fenced as error:
+                if not delivery.unsure:
+                    self._host.report(error, "a settlement continues on another host", **_ids(thread, claimed))
+                    raise Abandoned from error
+            except InvalidTransition:
+                return _UNSETTLED
+            return None
+        except Exception as error:  # noqa: BLE001 - a settlement that fails is tried again later (SE-11)
+            self._host.report(error, "a settlement failed", **_ids(thread, claimed))
+            return failure_of(error, retry=True)
+
+    async def _postpone(self, thread: ThreadKey, claimed: Claimed, failure: Failure | None) -> None:
+        command = PostponeSettlement(
+            session=thread.session,
+            thread_id=thread.thread_id,
+            turn_id=claimed.turn_id,
+            run_id="",
+            fence=claimed.fence,
+            failure=failure,
+        )
+        try:
+            await Delivery(self._host).send(command, **_ids(thread, claimed))
+        except Fenced:
+            # Given back by a try whose answer was lost, or another host's by now.
+            return
+        except Rejected as error:
+            self._host.report(error, "a settlement cannot be given back", **_ids(thread, claimed))
+
+    # ---- what both read ----
+
+    async def _binding(self, thread: ThreadKey) -> Binding:
+        view: ThreadView = await self._host.query(GetThread(session=thread.session, thread_id=thread.thread_id))
+        found = view.binding
+        return Binding(found.harness, found.definition_version, found.state_version)
+
+    async def _turn(self, thread: ThreadKey, turn_id: str) -> TurnView:
+        return await self._host.query(
+            GetTurn(session=thread.session, thread_id=thread.thread_id, turn_id=turn_id)
+        )
+
+    async def _input(self, thread: ThreadKey, message_id: str) -> Input:
+        message: Message = await self._host.query(GetMessage(session=thread.session, message_id=message_id))
+        return Input(content=tuple(message.content))
+
+
+_UNSETTLED = Failure(kind="", message="")
+
+
+def _unsettled(record: ExecutionRecord) -> bool:
+    """An effect that was started and whose outcome nobody knows (SE-02)."""
+    if record.kind is ExecutionKind.MANUAL or (record.kind is ExecutionKind.LOCAL and record.rule is ReplayRule.SAFE):
+        return False
+    return record.state in (ExecutionState.INTENT, ExecutionState.RUNNING, ExecutionState.UNKNOWN)
+
+
+def _ids(thread: ThreadKey, claimed: Claimed) -> dict[str, str]:
+    return {
+        "session_id": thread.session.session_id,
+        "thread_id": thread.thread_id,
+        "turn_id": claimed.turn_id,
+        "run_id": claimed.run_id,
+    }
+
+
+class _Settling:
+    """`SettleContext`."""
+
+    def __init__(self, host: Host, thread: ThreadKey, start: SettleStart) -> None:
+        self._host = host
+        self._thread = thread
+        self.start = start
+
+    async def journal(self) -> list[JournalRow]:
+        return await load_journal(self._host, self._thread, self.start.base_at, self.start.checkpoint_at)
+
+    async def open_body(self, body: Body) -> Any:
+        return await load_body(self._host, self._thread, body)

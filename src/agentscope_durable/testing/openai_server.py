@@ -167,10 +167,12 @@ class OpenAIServer:
 
     async def _stream(self, answer: _Answer, parts: list[Part], wire: _Wire, *, report: bool) -> None:
         # As with OpenAI, usage at the end comes after the chunk that finishes the answer.
-        last = parts.pop() if parts and isinstance(parts[-1], Usage) else None
-        for k, part in enumerate(parts):
-            if isinstance(part, Usage) and report:
-                await wire.event(answer.usage_chunk(part))
+        last = parts[-1] if parts and isinstance(parts[-1], Usage) else None
+        for k, part in enumerate(parts if last is None else parts[:-1]):
+            if isinstance(part, Usage):
+                if report:
+                    await wire.event(answer.usage_chunk(part))
+                continue
             await _act(part, wire)
             for delta in answer.deltas(k, part):
                 await wire.event(answer.chunk(delta))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -110,7 +110,7 @@ class RecordStoreContract:
         await SYSTEM.sleep((milliseconds + 1) / 1000)
 
     @asynccontextmanager
-    async def opened(self, place: Path) -> AsyncIterator[RecordStore]:
+    async def opened(self, place: Path) -> AsyncGenerator[RecordStore]:
         store = await self.open(place)
         try:
             yield store
@@ -380,6 +380,7 @@ class RecordStoreContract:
                 last = False
                 while not last:
                     last = not writing
+                    await asyncio.sleep(0)
                     for row in (await store.read("p", Reads(log=LogRange(after=seen[-1] if seen else 0)))).log:
                         seen.extend(range(row.first, row.first + row.count))
 

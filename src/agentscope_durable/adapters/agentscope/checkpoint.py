@@ -123,9 +123,10 @@ def _changed(old: bytes, new: bytes) -> _Fields | None:
 
 
 def block_bodies(blocks: Iterable[_Block]) -> tuple[msgspec.Raw, ...]:
-    """Blocks of a model's answer as their JSON: for `content` of its `model/result` payload, and for `note_outcome`.
+    """Blocks as their JSON: for `content` of a `model/result` or `tool/result` payload, and for `note_outcome`.
 
-    Written by the same function as checkpoints, so that an unchanged block is recognised by its bytes.
+    Written by the same function as checkpoints, so that an unchanged block is recognised by its bytes. For a tool the
+    block is the `ToolResultBlock` that the agent will make of its response.
     """
     return tuple(msgspec.Raw(_body(block)) for block in blocks)
 
@@ -158,7 +159,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._begun = False
-        # Positions up to here may lie before the epoch's base, so no row may refer to an answer stored there.
+        # Positions up to here may lie before the epoch's base, so no row may refer to an outcome stored there.
         self._before = 0
         self._seen = 0
         self._stored_bytes = 0
@@ -177,8 +178,8 @@ class CheckpointWriter:
         self._numbers: list[int] = []
         self._cache_digests: list[bytes] = []
         self._next_number = 0
-        self._outcome: dict[tuple[bytes, bytes], tuple[int, _Fields]] = {}
-        self._outcome_at = 0
+        # Stored outcomes whose blocks have not entered the state: where each block is, by its type and id.
+        self._outcomes: dict[tuple[bytes, bytes], tuple[int, int, _Fields]] = {}
         self._state_bytes = 0
 
     @classmethod
@@ -203,25 +204,24 @@ class CheckpointWriter:
         return writer
 
     def note_outcome(self, at: int, bodies: Sequence[msgspec.Raw]) -> bool:
-        """Say that a model's answer is stored at a stream position, so that its blocks need not be stored again.
+        """Say that a model's answer or a tool's result is stored, so that its blocks need not be stored again.
 
-        Call it after the commit that stored the answer, or when the answer is replayed after a restart.
+        Call it after the commit that stored it, or when it is replayed after a restart. Blocks are recognised by type
+        and id when they enter the state; `base` and `full_check` forget those that did not.
 
         Args:
-            at: the position of the batch with the `model/result` entry.
-            bodies: its `content`, exactly as stored (`block_bodies`).
+            at: the stream position of the batch with its entry.
+            bodies: the `content` of all outcomes in that batch, exactly as stored (`block_bodies`).
 
         Returns:
             Whether rows will refer to it; not when it lies before the epoch's base.
         """
         self._seen = max(self._seen, at)
-        self._outcome = {}
         if at <= self._before:
             return False
         for k, body in enumerate(bodies):
             fields = _object.decode(body)
-            self._outcome[_identity(fields)] = (k, fields)
-        self._outcome_at = at
+            self._outcomes[_identity(fields)] = (at, k, fields)
         return True
 
     def delta(self, state: _State) -> Delta:
@@ -260,6 +260,7 @@ class CheckpointWriter:
         since the base have outgrown the state by far, the answer is a new base.
         """
         found = self.delta(state)
+        self._outcomes = {}
         if found.base:
             return found
         rows = list(found.rows)
@@ -391,15 +392,15 @@ class CheckpointWriter:
             _ = self._images.pop((i, j), None)
 
     def _from_outcome(self, i: int, j: int, body: bytes) -> FromOutcome | None:
-        """The block as a reference to the stored answer it came in, when that is shorter."""
-        if not self._outcome:
+        """The block as a reference to the stored outcome it came in, when that is shorter."""
+        if not self._outcomes:
             return None
         fields = _object.decode(body)
-        k, stored = self._outcome.get(_identity(fields), (0, {}))
+        at, k, stored = self._outcomes.pop(_identity(fields), (0, 0, {}))
         if not stored or stored.keys() - fields.keys():
             return None
         patch = {name: json for name, json in fields.items() if stored.get(name) != json}
-        reference = FromOutcome(i, j, self._outcome_at, k, patch or None)
+        reference = FromOutcome(i, j, at, k, patch or None)
         return reference if 2 * row_bytes(reference) < len(body) else None
 
     # -------------------------------------------------------- the rest of the state

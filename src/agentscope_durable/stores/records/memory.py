@@ -7,6 +7,7 @@ stored.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from bisect import bisect_left
@@ -120,6 +121,11 @@ class MemoryRecordStore:
         return Capabilities(persistent=False, shared=False)
 
     async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
+        committed = self._transact(partition, reads, decide)
+        await asyncio.sleep(0)  # A loop over the store gives others their turn, as with any other store.
+        return committed
+
+    def _transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
         with self._open():
             now_ms = self._clock.now()
             session = self._sessions.get(partition) or _Session()
@@ -178,6 +184,7 @@ class MemoryRecordStore:
                 session.pruned = _last(row)
 
     async def read(self, partition: str, reads: Reads) -> Records:
+        await asyncio.sleep(0)
         check_reads(reads)
         with self._open():
             session = self._sessions.get(partition) or _Session()
@@ -195,6 +202,7 @@ class MemoryRecordStore:
             )
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
+        await asyncio.sleep(0)
         check_limit(scan.limit)
         with self._open():
             now_ms = self._clock.now()

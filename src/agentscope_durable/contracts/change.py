@@ -1,0 +1,298 @@
+"""What a decision sees and what it answers: the words between decisions and stores.
+
+A decision declares what it reads (`Reads`), gets a `View` of it and returns a `Change`. Neither side
+knows the other: decisions know no table, stores know no Turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from agentscope_durable.contracts.records import SessionHead
+
+HEAD_MAX_BYTES = 64 * 1024
+"""A head that grows beyond this is a defect of a decision, and is refused."""
+PAGE_MAX = 1000
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Records of one partition whose key starts with `prefix` and is greater than `after`."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 100
+
+
+class LogRange(msgspec.Struct, frozen=True):
+    """Log rows that hold an event numbered above `after`, oldest first, at most `limit` rows.
+
+    `through` bounds the number of the first event of a row (0: no bound). Rows without events
+    are not in this range.
+    """
+
+    after: int = 0
+    limit: int = 100
+    through: int = 0
+
+
+class StreamRange(msgspec.Struct, frozen=True):
+    """Log rows of one stream with `first <= at <= last` (0: no upper bound), oldest first."""
+
+    stream: str
+    first: int = 0
+    last: int = 0
+    limit: int = PAGE_MAX
+
+
+class Reads(msgspec.Struct, frozen=True):
+    """What a decision or a query wants to see. The head always comes with it.
+
+    Attributes:
+        keys: records by key.
+        ranges: pages of records.
+        owners: leases of hosts, judged by the store's clock.
+        log, streams: pages of the log; for `read` only.
+        fresh: do not use a cached head.
+    """
+
+    keys: tuple[str, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    owners: tuple[str, ...] = ()
+    log: LogRange | None = None
+    streams: tuple[StreamRange, ...] = ()
+    fresh: bool = False
+
+    def merged(self, more: Reads) -> Reads:
+        return Reads(
+            keys=tuple(dict.fromkeys(self.keys + more.keys)),
+            ranges=tuple(dict.fromkeys(self.ranges + more.ranges)),
+            owners=tuple(dict.fromkeys(self.owners + more.owners)),
+            log=more.log or self.log,
+            streams=tuple(dict.fromkeys(self.streams + more.streams)),
+            fresh=self.fresh or more.fresh,
+        )
+
+
+class Need(Exception):
+    """Raised by a decision that must see more before it can decide. Nothing was written.
+
+    The store reads what is asked and decides again, at most `NEED_ROUNDS_MAX` times.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__("the decision needs more records")
+        self.reads = reads
+
+
+NEED_ROUNDS_MAX = 3
+
+
+class OwnerLease(msgspec.Struct, frozen=True):
+    """A host's lease as its store sees it now.
+
+    Attributes:
+        owner: the host's identity, unique per process.
+        alive: False once the lease has expired by the store's clock, or the row is gone.
+        remaining_ms: milliseconds until it expires; negative afterwards.
+        age_ms: milliseconds since the last renewal.
+        value: what the host published with its last renewal.
+    """
+
+    owner: str
+    alive: bool
+    remaining_ms: int
+    age_ms: int
+    value: bytes = b""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Immutable facts of one commit: one row of the log, appended, never rewritten.
+
+    Attributes:
+        events: JSON array of the public events, in order; b"" when there are none. The store
+            numbers them first .. first+count-1.
+        count: how many there are.
+        private: JSON array of private facts (Steps, model requests, receipts); b"" for none.
+        journal: the native block; b"" for none.
+        stream: the Thread whose position this row takes; "" for none.
+        at: that position; 0 when `stream` is "".
+    """
+
+    events: bytes = b""
+    count: int = 0
+    private: bytes = b""
+    journal: bytes = b""
+    stream: str = ""
+    at: int = 0
+
+
+class ReadyRow(msgspec.Struct, frozen=True):
+    """Work that a host may pick up at `due_ms`. Written again, it replaces (kind, partition, item)."""
+
+    kind: str
+    klass: str
+    due_ms: int
+    item: str
+    value: str = ""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What to make true, all of it or nothing.
+
+    Attributes:
+        head: the new head of the Session.
+        commit_id: 32 hex digits; settles "did it commit?" after a lost answer.
+        entry: the log row of this commit.
+        puts: records to write; None deletes.
+        ready: ready rows to write; unready: (kind, item) of ready rows to remove.
+        receipt: what `transact` returns.
+        hints: keys to tell listeners after the commit; never stored.
+        prune_through: drop the `events` column of log rows up to this event number (0: none).
+    """
+
+    head: SessionHead
+    commit_id: str
+    entry: Entry | None = None
+    puts: tuple[tuple[str, bytes | None], ...] = ()
+    ready: tuple[ReadyRow, ...] = ()
+    unready: tuple[tuple[str, str], ...] = ()
+    receipt: object = None
+    hints: tuple[str, ...] = ()
+    prune_through: int = 0
+
+
+class View(Protocol):
+    """What a decision sees. Asking for what was not declared raises `Need`, never answers None."""
+
+    @property
+    def head(self) -> SessionHead | None:
+        """None when the Session does not exist."""
+        ...
+
+    @property
+    def next_seq(self) -> int:
+        """The number the first event of this change will get (starts at 1)."""
+        ...
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def page(self, r: Range) -> list[tuple[str, bytes]]: ...
+
+    def owner(self, owner: str) -> OwnerLease: ...
+
+
+class Unchanged(msgspec.Struct, frozen=True):
+    """A decision that changes nothing (a repeated request) answers with this."""
+
+    receipt: object
+
+
+Decide = Callable[[View, int], Change | Unchanged]
+"""`decide(view, now_ms)`: pure, fast, may be run again after a lost race."""
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """Outcome of `transact`.
+
+    Attributes:
+        receipt: the decision's receipt.
+        first_seq: number of the first event of the commit; 0 when it had none.
+        changed: False for `Unchanged`.
+        hints: the change's hints.
+    """
+
+    receipt: object
+    first_seq: int
+    changed: bool
+    hints: tuple[str, ...] = ()
+
+
+class LogRow(msgspec.Struct, frozen=True):
+    """One log row as read back. `events` is b"" when they were pruned."""
+
+    first: int
+    count: int
+    rev: int
+    at_ms: int
+    commit_id: str
+    events: bytes
+    private: bytes
+    journal: bytes
+    stream: str
+    at: int
+
+
+class Records(msgspec.Struct, frozen=True):
+    """One consistent reading of a partition.
+
+    Attributes:
+        head: None when the Session does not exist.
+        rev: revision of the head (0 when absent).
+        next_seq: number of the next event.
+        pruned_through: events up to this number have been pruned.
+        now_ms: the store's clock.
+    """
+
+    head: SessionHead | None
+    rev: int
+    next_seq: int
+    pruned_through: int
+    now_ms: int
+    keys: dict[str, bytes]
+    ranges: dict[Range, list[tuple[str, bytes]]]
+    owners: dict[str, OwnerLease]
+    log: list[LogRow]
+    streams: dict[StreamRange, list[LogRow]]
+
+
+class ReadyScan(msgspec.Struct, frozen=True):
+    """Work of one kind and class that is due by the store's clock, oldest first.
+
+    `after` is the last (due_ms, partition, item) seen, to go on from.
+    """
+
+    kind: str
+    klass: str
+    after: tuple[int, str, str] | None = None
+    limit: int = 16
+
+
+class ReadyItem(msgspec.Struct, frozen=True):
+    partition: str
+    item: str
+    value: str
+    due_ms: int
+    klass: str
+
+
+class ReadyPage(msgspec.Struct, frozen=True):
+    """`next_due_ms` is the due time of the next row of this class that is not due yet, None if none."""
+
+    items: list[ReadyItem]
+    now_ms: int
+    next_due_ms: int | None
+
+
+class SessionScan(msgspec.Struct, frozen=True):
+    """Names of partitions that start with `prefix`, greater than `after`, in order of name."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 100
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a store declares about itself (BE-05).
+
+    Attributes:
+        persistent: a change that returned survives the death of the process.
+        shared: several processes may open it at once.
+        hosts_shared: several machines may.
+    """
+
+    persistent: bool
+    shared: bool
+    hosts_shared: bool = False

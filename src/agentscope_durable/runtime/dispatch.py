@@ -1,0 +1,291 @@
+"""Hands tool executions to their executors and stores what becomes of them.
+
+Rule 1: a start is granted once, by the store. Whoever finds it granted already asks the executor and never starts it
+again, however little it knows.
+Rule 2: an outcome that cannot be told is Unknown; an exception says nothing about the effect.
+Rule 3: a dispatcher that stops leaves the execution to its identity: another host asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, NamedTuple, assert_never
+
+import msgspec
+
+from agentscope_durable import _failpoints
+from agentscope_durable.contracts import durable_json, keys
+from agentscope_durable.contracts.commands import (
+    ClaimExecution,
+    ExecutionAction,
+    ExecutionGrant,
+    RecordOutcome,
+)
+from agentscope_durable.contracts.identity import ThreadKey
+from agentscope_durable.contracts.records import RunStepRef
+from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.contracts.status import ExecutionState
+from agentscope_durable.domain.change import ready_hint
+from agentscope_durable.runtime.backoff import Backoff
+from agentscope_durable.runtime.hints import ringing
+from agentscope_durable.runtime.host import Delivery, Host, log
+from agentscope_durable.runtime.run import load_body
+from agentscope_durable.runtime.scheduler import BATCH, EMPTY_OWNER_SECONDS, PAGES_MAX, dead_owners
+from agentscope_durable.runtime.tasks import Bell, Tasks
+from agentscope_durable.spi.executor import (
+    Cancelled,
+    ExecutionRequest,
+    Executor,
+    Failed,
+    Outcome,
+    Running,
+    Succeeded,
+    Unknown,
+)
+from agentscope_durable.spi.record_store import ReadyItem, ReadyScan
+
+QUERY_WAIT_MS = 1000
+QUERY_WAIT_MAX_MS = 30_000
+"""Between two questions about one execution: doubling from the first to the second."""
+REASON_CHARS_MAX = 2048
+PAGES_FULL = 4
+"""Pages of a route looked at while there is no room: only cancels of what runs here are of interest."""
+
+
+class Dispatcher:
+    """Starts, queries and cancels executions of the routes it was given.
+
+    Args:
+        executors: by route.
+        parallelism: executions in hand at once.
+    """
+
+    def __init__(self, host: Host, executors: Mapping[str, Executor], *, parallelism: int) -> None:
+        self._host = host
+        self._executors = executors
+        self._parallelism = parallelism
+        self._routes = list(executors)
+        self._bell = Bell()
+        self._work = Tasks()
+        self._claiming: set[tuple[str, str]] = set()
+        self._starting: set[tuple[str, str]] = set()
+        self._backoff = Backoff(host.environment, host.poll_interval)
+        self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
+
+    @property
+    def work(self) -> Tasks:
+        return self._work
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Scan until the host closes: a host that drains still needs the results of its Turns."""
+        host = self._host
+        wanted = frozenset(ready_hint(keys.READY_DISPATCH, route) for route in self._routes)
+        async with ringing(host.backend.wakeups(), wanted, self._bell):
+            while not host.closing:
+                wait = host.poll_interval
+                try:
+                    wait = min(wait, await self._scan())
+                except Exception as error:  # noqa: BLE001 - the next scan is the repair
+                    host.report(error, "looking for tool calls failed")
+                await self._bell.wait(host.environment, wait)
+
+    async def _scan(self) -> float:
+        due = [self._host.poll_interval]
+        async for item, dead in self._lost():
+            self._start(item, dead)
+        self._routes.append(self._routes.pop(0))
+        for route in self._routes:
+            async for item in self._rows(keys.READY_DISPATCH, route, due):
+                self._start(item, ())
+        return min(due)
+
+    async def _rows(self, kind: str, klass: str, due: list[float]) -> AsyncIterator[ReadyItem]:
+        after: tuple[int, str, str] | None = None
+        for _ in range(PAGES_FULL if self._full else PAGES_MAX):
+            page = await self._host.backend.ready(ReadyScan(kind, klass, after, BATCH))
+            for item in page.items:
+                yield item
+            if page.next_due_ms is not None:
+                due.append(max(0.0, (page.next_due_ms - page.now_ms) / 1000))
+            if len(page.items) < BATCH:
+                return
+            last = page.items[-1]
+            after = (last.due_ms, last.partition, last.item)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._work) >= self._parallelism
+
+    async def _lost(self) -> AsyncIterator[tuple[ReadyItem, tuple[str, ...]]]:
+        """Executions that a host had in hand when it was lost."""
+        async for owner in dead_owners(self._host, self._empty):
+            empty = True
+            async for item in self._rows(keys.READY_RUNNING, owner, []):
+                empty = False
+                if keys.dispatch_target(item.value)[0] in self._executors:
+                    yield item, (owner,)
+            if empty:
+                self._empty.missed(owner)
+
+    def _start(self, item: ReadyItem, dead: tuple[str, ...]) -> None:
+        place = (item.partition, item.item)
+        if place in self._claiming or self._backoff.holds(place):
+            return
+        # A cancel must reach an execution that is in hand here, even when there is no room for another one.
+        if self._full and place not in self._starting:
+            return
+        self._claiming.add(place)
+        self._work.start(self._take(item, dead), name=f"execution {item.item}")
+
+    async def _take(self, item: ReadyItem, dead: tuple[str, ...]) -> None:
+        place = (item.partition, item.item)
+        route, thread_id = keys.dispatch_target(item.value)
+        turn_id, _, call_id = item.item.partition("/")
+        call = _Call(ThreadKey(keys.session_of(item.partition), thread_id), turn_id, call_id, place)
+        did = False
+        try:
+            did = await self._perform(call, dead)
+        except Exception as error:  # noqa: BLE001 - one call's failure must not stop the others
+            self._host.report(error, f"tool call {call_id!r} cannot be handled", route=route, **call.ids)
+        finally:
+            self._claiming.discard(place)
+            if did:
+                self._backoff.done(place)
+            else:
+                self._backoff.missed(place)
+            self._bell.ring()
+
+    async def _perform(self, call: _Call, dead: tuple[str, ...]) -> bool:
+        """Do what the store grants; False when it grants nothing."""
+        grant: ExecutionGrant = await self._host.execute(
+            ClaimExecution(
+                session=call.thread.session,
+                thread_id=call.thread.thread_id,
+                turn_id=call.turn_id,
+                call_id=call.call_id,
+                owner=self._host.owner,
+                dead=dead,
+            )
+        )
+        if grant.action is ExecutionAction.NOTHING:
+            return False
+        executor = self._executors[grant.route]
+        request = await self._request(call, grant)
+        if grant.action is ExecutionAction.START:
+            self._starting.add(call.place)
+            self._claiming.discard(call.place)
+            try:
+                outcome = await self._ask("executor.start", executor.execute(request))
+            finally:
+                self._starting.discard(call.place)
+        elif grant.action is ExecutionAction.CANCEL:
+            outcome = await self._ask("executor.cancel", executor.cancel(request))
+            if isinstance(outcome, Running) and call.place in self._starting:
+                # It was told, and the start that is in hand here will say how it ended.
+                return True
+        else:
+            outcome = await self._ask("executor.query", executor.query(request))
+        await self._record(call, grant, outcome, may_query=executor.capabilities.query)
+        return True
+
+    async def _request(self, call: _Call, grant: ExecutionGrant) -> ExecutionRequest:
+        arguments: Any = ""
+        if grant.arguments is not None:
+            arguments = await load_body(self._host, call.thread, grant.arguments)
+        return ExecutionRequest(
+            session=call.thread.session,
+            thread_id=call.thread.thread_id,
+            turn_id=call.turn_id,
+            call_id=call.call_id,
+            execution_id=grant.execution_id,
+            name=grant.name,
+            route=grant.route,
+            # The exact text the model gave; an adapter that keeps parsed arguments gives their JSON.
+            arguments=arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode(),
+            origin=grant.origin or RunStepRef("", ""),
+        )
+
+    async def _ask(self, failpoint: str, answer: Awaitable[Outcome]) -> Outcome:
+        try:
+            _failpoints.hit(f"{failpoint}.before")
+            outcome = await answer
+            _failpoints.hit(f"{failpoint}.after")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Unknown("the executor gave up waiting")
+        except Exception as error:  # noqa: BLE001 - the effect may have happened: that is an outcome
+            return Unknown(f"the executor raised {type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+        return outcome
+
+    async def _record(self, call: _Call, grant: ExecutionGrant, outcome: Outcome, *, may_query: bool) -> None:
+        state, result, wait_ms = _stored(outcome, grant.tries, may_query=may_query)
+        body = None
+        if result is not None:
+            content = msgspec.json.encode(result)
+            body = await self._host.backend.put_body(call.thread.session, content)
+        await Delivery(self._host).send(
+            RecordOutcome(
+                session=call.thread.session,
+                thread_id=call.thread.thread_id,
+                turn_id=call.turn_id,
+                call_id=call.call_id,
+                execution_id=grant.execution_id,
+                state=state,
+                result=body,
+                retry_after_ms=wait_ms,
+            ),
+            **call.ids,
+        )
+        log.debug("tool call %s: %s", call.call_id, state, extra=call.ids)
+
+
+class _Call(NamedTuple):
+    thread: ThreadKey
+    turn_id: str
+    call_id: str
+    place: tuple[str, str]
+
+    @property
+    def ids(self) -> dict[str, str]:
+        return {
+            "session_id": self.thread.session.session_id,
+            "thread_id": self.thread.thread_id,
+            "turn_id": self.turn_id,
+            "call_id": self.call_id,
+        }
+
+
+def _stored(outcome: Outcome, tries: int, *, may_query: bool) -> tuple[ExecutionState, ToolResult | None, int]:
+    """What is stored of an answer: state, result, and when to ask again (0: never by itself)."""
+    wait_ms = min(QUERY_WAIT_MS << min(tries, 30), QUERY_WAIT_MAX_MS)
+    match outcome:
+        case Succeeded(value=value, error=error):
+            carried, refusal = durable_json.tool_value(value)
+            if refusal is not None:
+                # It has happened: a value that JSON cannot carry is a definite ERROR, never a lost effect (D5).
+                return ExecutionState.COMPLETED, ToolResult(state="error", reason=refusal), 0
+            if error:
+                reason = carried if isinstance(carried, str) else None
+                return ExecutionState.COMPLETED, ToolResult(state="error", value=carried, reason=reason), 0
+            return ExecutionState.COMPLETED, ToolResult(value=carried), 0
+        case Failed(reason=reason):
+            return ExecutionState.FAILED, ToolResult(state="error", reason=_text(reason)), 0
+        case Cancelled(reason=reason):
+            return ExecutionState.CANCELLED, ToolResult(state="interrupted", reason=_text(reason)), 0
+        case Running(retry_after=seconds):
+            return ExecutionState.RUNNING, None, max(1, min(int(seconds * 1000), QUERY_WAIT_MAX_MS))
+        case Unknown():
+            # Nobody else can say either: evidence settles it, not another question.
+            return ExecutionState.UNKNOWN, None, wait_ms if may_query else 0
+        case _:
+            assert_never(outcome)
+
+
+def _text(reason: str) -> str:
+    return durable_json.sanitize_text(reason)[:REASON_CHARS_MAX]

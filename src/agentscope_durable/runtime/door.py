@@ -1,0 +1,118 @@
+"""The way every handle takes to the backend.
+
+Rule: what is wrong with *how* a runtime is used is said before anything is sent: another event loop, another process,
+a closed runtime. So none of these can leave an unknown outcome behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import msgspec
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.commands import AnyCommand
+from agentscope_durable.contracts.errors import HostClosed, Misuse, UsedAfterFork, WrongLoop
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import Binding
+from agentscope_durable.domain.change import session_hint
+from agentscope_durable.runtime.hints import Ringable, ringing
+from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.environment import Environment
+from agentscope_durable.spi.live import LiveEvents
+
+SUBJECT = "runtime"
+
+
+class Closable(Protocol):
+    """An open stream: it ends with the runtime."""
+
+    def abort(self) -> None: ...
+
+
+class Definitions(Protocol):
+    """Finds the definition that a new Session or Thread is pinned to."""
+
+    async def resolve(self, name: str) -> Binding: ...
+
+
+class Door:
+    """Attributes:
+    definitions: for new Sessions and Threads.
+    live: where previews come from.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: SessionBackend,
+        environment: Environment,
+        poll_interval: float,
+        live: LiveEvents,
+        definitions: Definitions,
+    ) -> None:
+        self._backend = backend
+        self.environment = environment
+        self.poll_interval = poll_interval
+        self.live = live
+        self.definitions = definitions
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
+        self._streams: set[Closable] = set()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check(self) -> None:
+        """The runtime may be used here and now; the first use binds it to its event loop.
+
+        Raises:
+            HostClosed, WrongLoop, UsedAfterFork: it may not.
+        """
+        if os.getpid() != self._process:
+            raise UsedAfterFork(SUBJECT)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise Misuse(f"the {SUBJECT} is used outside an asyncio event loop") from None
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise WrongLoop(SUBJECT)
+        if self._closed:
+            raise HostClosed(SUBJECT)
+
+    async def execute(self, command: AnyCommand) -> Any:
+        self.check()
+        return await self._backend.execute(command)
+
+    async def query(self, question: Any) -> Any:
+        self.check()
+        return await self._backend.query(question)
+
+    async def body(self, session: SessionKey, value: object) -> Body:
+        """A JSON value as a body of this Session."""
+        self.check()
+        return await self._backend.put_body(session, msgspec.json.encode(value))
+
+    def bell(self, session: SessionKey, bell: Ringable) -> AbstractAsyncContextManager[None]:
+        """While entered, `bell` rings when the Session may have changed."""
+        return ringing(self._backend.wakeups(), frozenset({session_hint(keys.partition(session))}), bell)
+
+    def opened(self, stream: Closable) -> None:
+        self._streams.add(stream)
+
+    def ended(self, stream: Closable) -> None:
+        self._streams.discard(stream)
+
+    def close(self) -> None:
+        """From now on nothing passes. Open streams end; what is stored goes on."""
+        self._closed = True
+        for stream in list(self._streams):
+            stream.abort()

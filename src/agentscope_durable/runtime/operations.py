@@ -1,0 +1,119 @@
+"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn.
+
+Nothing here is reachable through a public transport, a model's tool or a handle (UN-08). Whoever
+calls it has looked at the outside world; the evidence reference says where that look is on record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, ReconcileTool, ReleaseTurn
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.ids import check_id
+from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.contracts.status import Audience, ExecutionState
+from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
+
+
+class TurnIdentity(Protocol):
+    """A Turn handle, or anything else that says which Turn is meant."""
+
+    @property
+    def session_key(self) -> SessionKey: ...
+
+    @property
+    def thread_id(self) -> str: ...
+
+    @property
+    def turn_id(self) -> str: ...
+
+
+class HostOperations:
+    """Privileged, audited operations on the Turns of one backend."""
+
+    def __init__(self, backend: SessionBackend) -> None:
+        self._backend = backend
+
+    async def reconcile_tool(
+        self,
+        turn: TurnIdentity,
+        call_id: str,
+        *,
+        request_id: str,
+        result: Succeeded | Failed | Cancelled,
+        evidence_ref: str,
+    ) -> ReconcileReceipt:
+        """Settle a call whose outcome is UNKNOWN with what was verified to have happened (D19, UN-13).
+
+        The Turn goes on by the ordinary result path and applies the outcome once. Repeating the same
+        request returns the first receipt (UN-11).
+
+        Args:
+            turn: the Turn the call belongs to.
+            call_id: the call, as `waiting_on` shows it.
+            request_id: identity of this reconciliation, unique in the Session.
+            result: the verified outcome; `Succeeded(value)`, `Failed(reason)` or `Cancelled(reason)`.
+            evidence_ref: where the evidence is on record; kept with the call.
+
+        Raises:
+            InvalidTransition: the call is not UNKNOWN (UN-03).
+            RequestConflict: the request id was used for something else.
+        """
+        check_id("call_id", call_id)
+        check_id("request_id", request_id)
+        check_id("evidence_ref", evidence_ref)
+        state, tool_result = _outcome(result)
+        content = msgspec.json.encode(tool_result)
+        return await self._backend.execute(
+            ReconcileTool(
+                session=turn.session_key,
+                thread_id=turn.thread_id,
+                turn_id=turn.turn_id,
+                call_id=call_id,
+                request_id=request_id,
+                state=state,
+                result=await self._backend.put_body(turn.session_key, content),
+                digest=durable_json.digest(msgspec.to_builtins(tool_result)),
+                evidence_ref=evidence_ref,
+            ),
+            audience=Audience.OPERATOR,
+        )
+
+    async def release(self, turn: TurnIdentity, *, request_id: str) -> None:
+        """Let a Turn that was parked for an operator run again (D13).
+
+        Raises:
+            InvalidTransition: it does not wait for an operator.
+        """
+        check_id("request_id", request_id)
+        await self._backend.execute(
+            ReleaseTurn(
+                session=turn.session_key, thread_id=turn.thread_id, turn_id=turn.turn_id, request_id=request_id
+            ),
+            audience=Audience.OPERATOR,
+        )
+
+    async def put_policy(self, session: SessionKey, key: str, value: Any) -> None:
+        """Write one policy record that a `CommitPolicy` reads in its transactions; None removes it."""
+        check_id("key", key)
+        body: Body | None = None
+        if value is not None:
+            body = await self._backend.put_body(session, msgspec.json.encode(durable_json.value(value)))
+        await self._backend.execute(PutPolicy(session=session, key=key, value=body), audience=Audience.OPERATOR)
+
+
+def _outcome(result: Succeeded | Failed | Cancelled) -> tuple[ExecutionState, ToolResult]:
+    match result:
+        case Succeeded(value=value, error=error):
+            state = "error" if error else "success"
+            return ExecutionState.COMPLETED, ToolResult(state=state, value=durable_json.value(value))
+        case Failed(reason=reason):
+            return ExecutionState.FAILED, ToolResult(state="error", reason=reason)
+        case Cancelled(reason=reason):
+            return ExecutionState.CANCELLED, ToolResult(state="interrupted", reason=reason or "cancelled")

@@ -1,0 +1,174 @@
+"""Finds Turns to run and Threads whose owner is gone, again and again.
+
+Rule 1: the scan is the truth and repeats for ever; a hint only makes it sooner (RC-03, LF-10). Recovery is the same
+scan, so nothing depends on what happened at a start.
+Rule 2: one item's failure is that item's. It waits, the others go on (C17).
+Rule 3: the work of a scan grows with the places that are free, not with what waits or how many Sessions there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.domain.change import ready_hint
+from agentscope_durable.runtime.backoff import Backoff
+from agentscope_durable.runtime.hints import ringing
+from agentscope_durable.runtime.host import Host, log
+from agentscope_durable.runtime.runner import Runner
+from agentscope_durable.runtime.tasks import Bell, Tasks
+from agentscope_durable.spi.record_store import ReadyItem, ReadyScan
+
+BATCH = 16
+"""Ready rows read at once."""
+PAGES_MAX = 64
+"""Pages of one class looked at in one scan, when what stands first cannot be taken."""
+EMPTY_OWNER_SECONDS = 30.0
+"""A dead host that left nothing is looked at again after this."""
+LOOP_BLOCKED_SECONDS = 1.0
+"""The event loop came this much late: something in it blocks, and a warning says so (C22)."""
+
+
+class _Work(NamedTuple):
+    item: ReadyItem
+    dead: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.item.partition, self.item.item, self.item.value
+
+
+class Scheduler:
+    """Claims ready Turns while there is room, and takes over from the dead."""
+
+    def __init__(self, host: Host, runner: Runner, *, parallelism: int) -> None:
+        self._host = host
+        self._runner = runner
+        self._parallelism = parallelism
+        self._classes = list(runner.served)
+        self._bell = Bell()
+        self._runs = Tasks()
+        self._taking: set[tuple[str, str]] = set()
+        self._backoff = Backoff(host.environment, host.poll_interval)
+        self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
+        self._next_due_ms: list[int] = []
+
+    @property
+    def runs(self) -> Tasks:
+        """One task for each Turn this host has in hand."""
+        return self._runs
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Scan until the host drains. What runs then goes on."""
+        host = self._host
+        wanted = frozenset(ready_hint(keys.READY_TURN, klass) for klass in self._classes)
+        async with ringing(host.backend.wakeups(), wanted, self._bell):
+            while not host.draining:
+                wait = host.poll_interval
+                try:
+                    wait = min(wait, await self._scan())
+                except Exception as error:  # noqa: BLE001 - the next scan is the repair
+                    host.report(error, "looking for work failed")
+                await self._sleep(wait)
+
+    async def _sleep(self, wait: float) -> None:
+        expected = self._host.environment.monotonic() + wait
+        rung = await self._bell.wait(self._host.environment, wait)
+        late = self._host.environment.monotonic() - expected
+        if not rung and late > LOOP_BLOCKED_SECONDS:
+            log.warning("the event loop was blocked for %.1f s: call blocking code in a thread", late)
+
+    async def _scan(self) -> float:
+        """Take what there is room for; seconds until something is due."""
+        if not self._room:
+            return self._host.poll_interval
+        async for work in self._lost():
+            self._start(work)
+            if not self._room:
+                return self._host.poll_interval
+        due: list[float] = [self._host.poll_interval]
+        # Each class in turn, beginning with another one each time: a long queue of one never holds up the rest.
+        self._classes.append(self._classes.pop(0))
+        found = [await self._ready(klass, due) for klass in self._classes]
+        for work in chain.from_iterable(zip_longest(*found)):
+            if work is not None and self._room:
+                self._start(work)
+        return min(due)
+
+    @property
+    def _room(self) -> int:
+        return max(0, self._parallelism - len(self._taking))
+
+    def _free(self, work: _Work) -> bool:
+        item = work.item
+        return (item.partition, item.item) not in self._taking and not self._backoff.holds(work.key)
+
+    async def _ready(self, klass: str, due: list[float]) -> list[_Work]:
+        """What of a class can be taken now, as much as there is room for."""
+        found: list[_Work] = []
+        after: tuple[int, str, str] | None = None
+        for _ in range(PAGES_MAX):
+            page = await self._host.backend.ready(ReadyScan(keys.READY_TURN, klass, after, BATCH))
+            found += [work for item in page.items if self._free(work := _Work(item, ()))]
+            if page.next_due_ms is not None:
+                due.append(max(0.0, (page.next_due_ms - page.now_ms) / 1000))
+            if len(page.items) < BATCH or len(found) >= self._room:
+                break
+            last = page.items[-1]
+            after = (last.due_ms, last.partition, last.item)
+        return found[: self._room]
+
+    async def _lost(self) -> AsyncIterator[_Work]:
+        """Threads whose owner is gone: its lease has expired, or its process is known to have ended (D14)."""
+        async for owner in dead_owners(self._host, self._empty):
+            empty = True
+            after: tuple[int, str, str] | None = None
+            for _ in range(PAGES_MAX):
+                page = await self._host.backend.ready(ReadyScan(keys.READY_LEASE, owner, after, BATCH))
+                for item in page.items:
+                    empty = False
+                    if self._free(work := _Work(item, (owner,))):
+                        yield work
+                if len(page.items) < BATCH:
+                    break
+                last = page.items[-1]
+                after = (last.due_ms, last.partition, last.item)
+            if empty:
+                self._empty.missed(owner)
+
+    def _start(self, work: _Work) -> None:
+        self._taking.add((work.item.partition, work.item.item))
+        self._runs.start(self._take(work), name=f"turn {work.item.value}")
+
+    async def _take(self, work: _Work) -> None:
+        session = keys.session_of(work.item.partition)
+        took = False
+        try:
+            took = await self._runner.take(session, work.item.item, dead=work.dead)
+        except Exception as error:  # noqa: BLE001 - one Turn's failure must not stop the others
+            self._host.report(
+                error,
+                f"thread {work.item.item!r} cannot be taken",
+                session_id=session.session_id,
+                thread_id=work.item.item,
+            )
+        finally:
+            if took:
+                self._backoff.done(work.key)
+            else:
+                self._backoff.missed(work.key)
+            self._taking.discard((work.item.partition, work.item.item))
+            self._bell.ring()
+
+
+async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[str]:
+    """Hosts that are gone, without those that were found to have left nothing a moment ago."""
+    expired = [owner.owner for owner in await host.backend.owners() if not owner.alive]
+    for owner in dict.fromkeys([*await host.backend.dead_owners(), *expired]):
+        if owner != host.owner and not empty.holds(owner):
+            yield owner

@@ -1,0 +1,254 @@
+"""One Session's timeline as it happens: facts in order, and the previews between them.
+
+Rule 1: facts come from the store by cursor, without gap or repeat; hints and polling only say when to look (ST-06,
+ST-10). A cursor that has expired yields a snapshot that replaces what the reader has (ST-07).
+Rule 2: a preview is shown where it belongs: after the facts that were there when it began, before the fact that
+completes it, and never after that (D22, ST-21).
+Rule 3: reading is all a stream does. Closing it, losing it or being slow changes nothing else (ST-29).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+import logging
+from types import TracebackType
+from typing import Self
+
+from agentscope_durable.contracts.errors import CursorExpired, HostClosed, Retry
+from agentscope_durable.contracts.events import (
+    Committed,
+    EventFilter,
+    EventPage,
+    PreviewStarted,
+    PublicEvent,
+    SessionStreamEvent,
+    SnapshotReset,
+    sequence_of,
+)
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
+from agentscope_durable.contracts.projection import SnapshotView
+from agentscope_durable.contracts.questions import GetSnapshot, ListEvents
+from agentscope_durable.runtime.door import SUBJECT, Door
+from agentscope_durable.runtime.live import PreviewQueue
+from agentscope_durable.runtime.tasks import Bell
+from agentscope_durable.spi.live import Preview
+
+log = logging.getLogger("agentscope_durable.runtime")
+
+PAGE = 200
+"""Events read at once."""
+VOIDS_MAX = 1024
+"""Messages and calls whose facts were shown, remembered so that a late preview of one is dropped."""
+
+_KINDS = {"message": EventDeltaType.MESSAGE, "tool_arguments": EventDeltaType.TOOL_ARGUMENTS}
+
+Sink = Callable[[SessionStreamEvent], Awaitable[None] | None]
+
+
+class SessionEventStream:
+    """Facts, and previews where asked for: `async with stream as events: async for event in events: ...`.
+
+    It begins when it is entered (or first iterated), needs no started runtime, and goes on until it is closed. One
+    reader at a time. The runtime's end raises `HostClosed` in it: the timeline has not ended with it.
+
+    Attributes:
+        cursor: after the last fact that was handed out; None before the first.
+    """
+
+    def __init__(self, door: Door, session: SessionKey, narrow: EventFilter, options: EventStreamOptions) -> None:
+        _ = sequence_of(session, options.after)
+        self._door = door
+        self._session = session
+        self._filter = narrow
+        self._deltas = frozenset(EventDeltaType(delta) for delta in options.deltas)
+        self._bell = Bell()
+        self._stack: AsyncExitStack | None = None
+        self._facts: deque[PublicEvent] = deque()
+        self._out: deque[SessionStreamEvent] = deque()
+        self._read_to = options.after
+        self._cursor = options.after
+        self._behind = True
+        self._previews = PreviewQueue(self._wants, self._bell.ring)
+        # The attempt up to which previews of a message or call are void.
+        self._voids: OrderedDict[str, int] = OrderedDict()
+        self._announced: Preview | None = None
+        self._closed = False
+        self._aborted = False
+
+    @property
+    def cursor(self) -> str | None:
+        return self._cursor
+
+    # ---- life ----
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _open(self) -> None:
+        if self._stack is not None or self._closed:
+            return
+        self._door.check()
+        stack = self._stack = AsyncExitStack()
+        self._door.opened(self)
+        stack.callback(self._door.ended, self)
+        if self._deltas:
+            # Before the first look at the store, so that the previews of a very fast agent are not missed (ST-27).
+            self._door.live.attach(self._session, self._previews)
+            stack.callback(self._door.live.detach, self._session, self._previews)
+        await stack.enter_async_context(self._door.bell(self._session, self))
+
+    async def aclose(self) -> None:
+        """End the stream. A reader that waits in it stops. Safe to call twice."""
+        self._closed = True
+        self._bell.ring()
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    def abort(self) -> None:
+        """The runtime ends."""
+        self._aborted = True
+        self._bell.ring()
+
+    # ---- reading ----
+
+    def __aiter__(self) -> AsyncIterator[SessionStreamEvent]:
+        return self
+
+    async def __anext__(self) -> SessionStreamEvent:
+        await self._open()
+        while True:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._aborted:
+                raise HostClosed(SUBJECT)
+            found = self._next()
+            if found is not None:
+                return found
+            if self._behind:
+                await self._read()
+            elif not await self._bell.wait(self._door.environment, self._door.poll_interval):
+                # A hint may have been lost: look.
+                self._behind = True
+
+    async def for_each(self, sink: Sink) -> None:
+        """Give everything to `sink`, one after the other, until the stream is closed.
+
+        What the sink raises ends the loop and is raised here; `cursor` then still stands before that fact.
+        """
+        async with self:
+            while True:
+                before = self._cursor
+                try:
+                    event = await self.__anext__()
+                except StopAsyncIteration:
+                    return
+                try:
+                    waiting = sink(event)
+                    if waiting is not None:
+                        await waiting
+                except BaseException:
+                    self._cursor = before
+                    raise
+
+    def _next(self) -> SessionStreamEvent | None:
+        """The next thing that is here already; None when it is time to read or to wait."""
+        while not self._out:
+            if self._facts:
+                self._show(self._facts.popleft())
+            elif not self._previews:
+                return None
+            elif isinstance(self._previews.first, PreviewStarted) and self._previews.first is not self._announced:
+                # What was a fact when the preview began is shown before it: read first.
+                self._announced = self._previews.first
+                self._behind = True
+                return None
+            elif self._behind and isinstance(self._previews.first, PreviewStarted):
+                return None
+            else:
+                self._preview(self._previews.pop())
+        found = self._out.popleft()
+        if isinstance(found, Committed):
+            self._cursor = found.cursor
+        elif isinstance(found, SnapshotReset):
+            self._cursor = found.snapshot.cursor
+        return found
+
+    def _show(self, event: PublicEvent) -> None:
+        data = event.data
+        if event.type in ("message.completed", "message.abandoned"):
+            message_id = str(data["messageId"])
+            done = event.type == "message.completed"
+            for preview in self._previews.take_message(message_id):
+                self._preview(preview)
+            self._void(message_id, _EVERY if done else int(data.get("attempt", 1)))
+            self._previews.close_message(message_id, None if done else int(data.get("attempt", 1)))
+        elif event.type == "tool.requested":
+            call_id = str(data["callId"])
+            for preview in self._previews.take_call(call_id):
+                self._preview(preview)
+            self._void(call_id, _EVERY)
+            self._previews.close_call(call_id)
+        self._out.append(Committed(event))
+
+    def _preview(self, preview: Preview) -> None:
+        """Show it, unless its fact was shown before."""
+        void = max(self._voids.get(preview.message_id, 0), self._voids.get(preview.call_id or "", 0))
+        if preview.attempt > void:
+            self._out.append(preview)
+
+    def _void(self, name: str, attempt: int) -> None:
+        self._voids[name] = max(self._voids.pop(name, 0), attempt)
+        while len(self._voids) > VOIDS_MAX:
+            self._voids.popitem(last=False)
+
+    def _wants(self, preview: Preview) -> bool:
+        narrow = self._filter
+        return (
+            _KINDS.get(preview.kind) in self._deltas
+            and narrow.thread_id in (None, preview.thread_id)
+            and narrow.turn_id in (None, preview.turn_id)
+        )
+
+    def ring(self) -> None:
+        """Something was hinted about the Session."""
+        self._behind = True
+        self._bell.ring()
+
+    async def _read(self) -> None:
+        self._behind = False
+        try:
+            page: EventPage = await self._door.query(
+                ListEvents(session=self._session, filter=self._filter, cursor=self._read_to, limit=PAGE)
+            )
+        except CursorExpired:
+            snapshot: SnapshotView = await self._door.query(GetSnapshot(session=self._session, filter=self._filter))
+            self._read_to = snapshot.cursor
+            self._behind = True
+            self._out.append(SnapshotReset(snapshot))
+            return
+        except HostClosed:
+            raise
+        except Retry as error:
+            # Reading again repeats nothing and misses nothing.
+            log.warning("events cannot be read now: %s", error.what, extra={"session_id": self._session.session_id})
+            await self._door.environment.sleep(self._door.poll_interval)
+            self._behind = True
+            return
+        self._facts.extend(page.events)
+        self._read_to = page.cursor
+        self._behind = self._behind or page.cursor != page.high_watermark
+
+
+_EVERY = 1 << 30
+"""No attempt is above it."""
