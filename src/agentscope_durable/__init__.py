@@ -1,0 +1,261 @@
+"""Durable task admission and recovery for AgentScope agents.
+
+This is the application's API. Providers import `agentscope_durable.spi` and `.testing`; an option is one more import
+(`.adapters.agentscope`). Nothing is loaded before it is used: importing this costs next to nothing, starts nothing, and
+needs no optional dependency.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentscope_durable.assembly import LocalBackend
+    from agentscope_durable.contracts.errors import (
+        AgentFactoryError,
+        AlreadyDecided,
+        Closed,
+        Conflict,
+        CorruptRecord,
+        CursorExpired,
+        DefinitionConflict,
+        DurableError,
+        Fenced,
+        Forbidden,
+        HostClosed,
+        Incompatible,
+        InvalidCursor,
+        InvalidRequest,
+        LimitExceeded,
+        MissingExtra,
+        Misuse,
+        NoExecutionConfiguration,
+        NotFinished,
+        NotFound,
+        Rejected,
+        RequestConflict,
+        Retry,
+        RevisionConflict,
+        Terminal,
+        TooLarge,
+        TurnCancelled,
+        TurnFailed,
+        Unavailable,
+        Uncertain,
+        Unconfirmed,
+        Unfinished,
+        UnknownFormat,
+        UsedAfterFork,
+        WaitTimeout,
+        WrongLoop,
+    )
+    from agentscope_durable.contracts.events import (
+        Committed,
+        EventDelta,
+        EventFilter,
+        EventPage,
+        PreviewStarted,
+        PublicEvent,
+        SessionStreamEvent,
+        SnapshotReset,
+    )
+    from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
+    from agentscope_durable.contracts.messages import (
+        Audio,
+        Base64,
+        Image,
+        Input,
+        InputKind,
+        Message,
+        Role,
+        Text,
+        Url,
+        Video,
+    )
+    from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
+    from agentscope_durable.contracts.status import (
+        ExecutionKind,
+        ExecutionState,
+        InteractionKind,
+        InteractionState,
+        ModelStatus,
+        ReplayRule,
+        ResourceStatus,
+        RunStatus,
+        StepPhase,
+        StepStatus,
+        TurnStatus,
+        WaitKind,
+    )
+    from agentscope_durable.contracts.views import (
+        CommandReceipt,
+        InteractionView,
+        ModelCallView,
+        Page,
+        RecoveryPolicy,
+        RunView,
+        SessionView,
+        StepView,
+        ThreadView,
+        ToolView,
+        TurnView,
+        Waiting,
+    )
+    from agentscope_durable.domain.projection import EventProjection
+    from agentscope_durable.executors.function import FunctionExecutor
+    from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
+    from agentscope_durable.runtime.live import LiveEvents
+    from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
+    from agentscope_durable.runtime.streams import SessionEventStream
+    from agentscope_durable.spi.executor import ToolError
+
+__all__ = [
+    "MAIN_THREAD_ID",
+    "AgentFactoryError",
+    "AlreadyDecided",
+    "Audio",
+    "Base64",
+    "Closed",
+    "CommandReceipt",
+    "Committed",
+    "Conflict",
+    "CorruptRecord",
+    "CursorExpired",
+    "Definition",
+    "DefinitionConflict",
+    "DurableError",
+    "DurableRuntime",
+    "DurableSession",
+    "DurableThread",
+    "DurableTurn",
+    "EventDelta",
+    "EventDeltaType",
+    "EventFilter",
+    "EventPage",
+    "EventProjection",
+    "EventStreamOptions",
+    "ExecutionKind",
+    "ExecutionState",
+    "Fenced",
+    "Forbidden",
+    "FunctionExecutor",
+    "Harness",
+    "HostClosed",
+    "Image",
+    "Incompatible",
+    "Input",
+    "InputKind",
+    "InteractionKind",
+    "InteractionState",
+    "InteractionView",
+    "InvalidCursor",
+    "InvalidRequest",
+    "LimitExceeded",
+    "LiveEvents",
+    "LocalBackend",
+    "Message",
+    "MissingExtra",
+    "Misuse",
+    "ModelCallView",
+    "ModelStatus",
+    "NoExecutionConfiguration",
+    "NotFinished",
+    "NotFound",
+    "Page",
+    "PreviewStarted",
+    "PublicEvent",
+    "RecoveryPolicy",
+    "Rejected",
+    "ReplayRule",
+    "RequestConflict",
+    "ResourceStatus",
+    "Retry",
+    "RevisionConflict",
+    "Role",
+    "RunStatus",
+    "RunView",
+    "SessionEventStream",
+    "SessionKey",
+    "SessionStreamEvent",
+    "SessionView",
+    "SnapshotReset",
+    "StepPhase",
+    "StepStatus",
+    "StepView",
+    "Terminal",
+    "Text",
+    "ThreadKey",
+    "ThreadView",
+    "TooLarge",
+    "ToolError",
+    "ToolView",
+    "TurnCancelled",
+    "TurnFailed",
+    "TurnStatus",
+    "TurnView",
+    "Unavailable",
+    "Uncertain",
+    "Unconfirmed",
+    "Unfinished",
+    "UnknownFormat",
+    "Url",
+    "UsedAfterFork",
+    "Video",
+    "WaitKind",
+    "WaitTimeout",
+    "Waiting",
+    "WrongLoop",
+]
+
+_HOMES = {
+    "assembly": "LocalBackend",
+    "contracts.errors": (
+        "AgentFactoryError AlreadyDecided Closed Conflict CorruptRecord CursorExpired DefinitionConflict DurableError"
+        " Fenced Forbidden HostClosed Incompatible InvalidCursor InvalidRequest LimitExceeded MissingExtra Misuse"
+        " NoExecutionConfiguration NotFinished NotFound Rejected RequestConflict Retry RevisionConflict Terminal"
+        " TooLarge TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
+        " WaitTimeout WrongLoop"
+    ),
+    "contracts.events": (
+        "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"
+    ),
+    "contracts.identity": "MAIN_THREAD_ID SessionKey ThreadKey",
+    "contracts.messages": "Audio Base64 Image Input InputKind Message Role Text Url Video",
+    "contracts.options": "EventDeltaType EventStreamOptions",
+    "contracts.status": (
+        "ExecutionKind ExecutionState InteractionKind InteractionState ModelStatus ReplayRule ResourceStatus RunStatus"
+        " StepPhase StepStatus TurnStatus WaitKind"
+    ),
+    "contracts.views": (
+        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionView StepView ThreadView"
+        " ToolView TurnView Waiting"
+    ),
+    "domain.projection": "EventProjection",
+    "executors.function": "FunctionExecutor",
+    "runtime.handles": "DurableSession DurableThread DurableTurn",
+    "runtime.live": "LiveEvents",
+    "runtime.runtime": "Definition DurableRuntime Harness",
+    "runtime.streams": "SessionEventStream",
+    "spi.executor": "ToolError",
+}
+"""Where each name lives."""
+
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+# A library does not decide where logs go (D25).
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -549,6 +549,7 @@ class Queries:
             rows = [(key, records.keys[key]) for key in wanted if key in records.keys]
         else:
             rows = await self._all(session, keys.interactions(turn_id))
+        # Conditions stand in the order in which they were opened; sorting keeps that of one moment.
         found = [decode(InteractionRecord, data, key=key) for key, data in rows]
         found.sort(key=lambda record: record.opened_ms)
         return [
@@ -609,9 +610,7 @@ class Queries:
     async def _executions(self, session: SessionKey, turn_id: str) -> list[ExecutionRecord]:
         """The calls of a Turn in the order in which they were made."""
         rows = await self._all(session, keys.executions(turn_id))
-        found = [decode(ExecutionRecord, data, key=key) for key, data in rows]
-        found.sort(key=lambda record: record.created_ms)
-        return found
+        return sorted((decode(ExecutionRecord, data, key=key) for key, data in rows), key=_made)
 
     async def _with_results(self, session: SessionKey, executions: Sequence[ExecutionRecord]) -> list[ExecutionRecord]:
         """The records with the results that their events hold: a body is stored once."""
@@ -625,18 +624,20 @@ class Queries:
         self, session: SessionKey, turn: TurnRecord, executions: Sequence[ExecutionRecord]
     ) -> dict[str, Body]:
         """Arguments that only the `tool.requested` event holds, by call: a body is stored once."""
-        wanted = {record.call_id for record in executions if record.arguments == Body()}
-        found: dict[str, Body] = {}
-        last = turn.last_at if turn.state.status.terminal else 0
-        if not wanted:
+        wanted = {record.call_id: record.requested_seq for record in executions if record.arguments == Body()}
+        noted = await self._at(session, {seq for seq in wanted.values() if seq})
+        found = {call_id: _tool_changed(noted[seq]).arguments or Body() for call_id, seq in wanted.items() if seq}
+        if len(found) == len(wanted):
             return found
+        # Where the record does not say: in the Turn's slice of the stream.
+        last = turn.last_at if turn.state.status.terminal else 0
         async for row in self._stream(session, turn.thread_id, turn.first_at, last):
-            for event in _stored(row):
-                if event.type == "tool.requested" and event.turn_id == turn.turn_id:
-                    changed = _tool_changed(_Found(row.first, row.at_ms, event))
+            for one in _found((row,), after=0, through=row.first + row.count):
+                if one.event.type == "tool.requested" and one.event.turn_id == turn.turn_id:
+                    changed = _tool_changed(one)
                     if changed.arguments is not None and changed.call_id not in found:
                         found[changed.call_id] = changed.arguments
-            if wanted <= found.keys():
+            if wanted.keys() <= found.keys():
                 break
         return found
 
@@ -747,9 +748,7 @@ class Queries:
                 sorted((r for r in interactions if r.state not in settled), key=lambda record: record.opened_ms)
             ),
             executions=tuple(
-                await self._with_results(
-                    session, sorted((r for r in executions if not r.applied_ms), key=lambda record: record.created_ms)
-                )
+                await self._with_results(session, sorted((r for r in executions if not r.applied_ms), key=_made))
             ),
             signals=tuple(
                 sorted((r for r in signals if r.state is SignalState.ACCEPTED), key=lambda record: record.ordinal)
@@ -970,6 +969,11 @@ def _check_filter(records: Records, narrow: EventFilter) -> None:
             _ = _turn(records, narrow.thread_id, narrow.turn_id)
             if narrow.run_id is not None:
                 _ = _run_of(records, narrow.turn_id, narrow.run_id)
+
+
+def _made(record: ExecutionRecord) -> tuple[int, int]:
+    """When a call was opened, and its place among those of one commit."""
+    return record.created_ms, record.requested_seq
 
 
 def _first_of(key: str) -> int:

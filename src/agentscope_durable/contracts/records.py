@@ -362,6 +362,8 @@ class ExecutionRecord(_Record, frozen=True):
         attempt: starts so far; above 1 only for a local tool that may be run again.
         seq: number of the event that holds the result; the record's `result` is None in the store
             then, and readers fill it in from there (a body is stored once).
+        requested_seq: number of the `tool.requested` event that holds the arguments, and the order of
+            calls that were opened by one commit; 0 when it was not noted.
     """
 
     execution_id: str
@@ -387,6 +389,7 @@ class ExecutionRecord(_Record, frozen=True):
     late: Body | None = None
     attempt: int = 1
     seq: int = 0
+    requested_seq: int = 0
 
 
 class RunRecord(_Record, frozen=True):

@@ -192,7 +192,8 @@ def cancel(c: Cancel, seed: bytes, view: View, now_ms: int) -> Change | Unchange
     owned = active is not None and active.turn_id == c.turn_id
     if state.runs == 0 and not owned:
         return _cancel_unstarted(draft, c, arguments, record)
-    _accepted_event(draft, c, "cancel", c.turn_id)
+    # A second cancel finds the first one at work: nothing is left to do for it.
+    _accepted_event(draft, c, "cancel", c.turn_id, applied=state.cancel != "")
     after = state
     if not state.cancel:
         after = replace(stop_executions(draft, record, state), cancel=c.request_id, settle_ms=0)
@@ -231,8 +232,8 @@ def pause(c: Pause, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     active = draft.head.threads.get(c.thread_id)
     owned = active is not None and active.turn_id == c.turn_id
     if state.pause:
-        # Already pausing or paused: admitted, and true already.
-        _accepted_event(draft, c, "pause", c.turn_id, applied=state.status is TurnStatus.PAUSED)
+        # Already pausing or paused: admitted, and nothing is left to do for this request.
+        _accepted_event(draft, c, "pause", c.turn_id, applied=True)
         return accept(draft, c, "pause", arguments, record, state)
     if owned:
         _accepted_event(draft, c, "pause", c.turn_id)

@@ -142,6 +142,7 @@ def settle_execution(
             execution_id=execution.execution_id if execution.kind is ExecutionKind.EXTERNAL else None,
             result=body,
             received_at_ms=draft.now_ms,
+            cancel_requested=execution.cancel_requested,
         ),
         thread_id=place.thread_id,
         turn_id=place.turn_id,
@@ -364,6 +365,12 @@ def record_outcome(c: RecordOutcome, seed: bytes, view: View, now_ms: int) -> Ch
             if old is not None:
                 state = with_condition(state, old, replace(old, kind=WaitKind.TOOL_RUNNING))
             execution = replace(execution, state=ExecutionState.RUNNING)
+            draft.emit(
+                "tool.started",
+                ToolChanged(call_id=c.call_id, state=ExecutionState.RUNNING, execution_id=execution.execution_id),
+                thread_id=c.thread_id,
+                turn_id=c.turn_id,
+            )
             draft.store_turn(record, state)
         return _again(draft, c, execution)
     else:

@@ -120,14 +120,17 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     """
     draft = begin(view, c.session, seed, now_ms)
     active = owned(draft, c, c.expected_position)
+    if not c.run_id:
+        raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     state = active.turn
     run = active.run
     step = _Step(draft, c, position)
+    begun, ended = _steps_around(c.steps)
 
-    if c.steps:
-        run = step.steps(run)
+    if begun:
+        run = step.steps(run, begun)
     if c.models:
         run = step.models(run)
     step.step_id = run.step_id
@@ -155,6 +158,8 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         )
     if run.step_id and run.step_id != state.last_step:
         state = replace(state, last_step=run.step_id)
+    if ended:
+        run = step.steps(run, ended)
     checkpoint_at, base_at, writer = active.checkpoint_at, active.base_at, active.writer
     if c.checkpoint:
         checkpoint_at = position
@@ -180,6 +185,14 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         state = draft.show(draft.turn(c.thread_id, c.turn_id), active.turn, state)
     draft.set_active(c.thread_id, replace(active, turn=state))
     return draft.change(_receipt(position, state, now_ms))
+
+
+def _steps_around(steps: tuple[StepFact, ...]) -> tuple[tuple[StepFact, ...], tuple[StepFact, ...]]:
+    """The Steps' facts before and after everything else of the commit: what happens in a Step is told before its end."""
+    count = len(steps)
+    while count and steps[count - 1].status is not StepStatus.RUNNING:
+        count -= 1
+    return steps[:count], steps[count:]
 
 
 def _shown(before: TurnState, after: TurnState) -> bool:
@@ -226,8 +239,8 @@ class _Step:
 
     # ---- Steps and model requests ----
 
-    def steps(self, run: RunState) -> RunState:
-        for fact in self.c.steps:
+    def steps(self, run: RunState, facts: tuple[StepFact, ...]) -> RunState:
+        for fact in facts:
             self.draft.fact(fact)
             run = self._step(run, fact)
         return run
@@ -383,10 +396,8 @@ class _Step:
             state=tool.state,
             started_ms=self.draft.now_ms if tool.state is ExecutionState.RUNNING else 0,
         )
-        if not tool.state.terminal:
-            self.draft.put(keys.execution(self.c.turn_id, tool.call_id), execution)
         self._refer(arguments)
-        self.emit(
+        seq = self.emit(
             "tool.requested",
             ToolChanged(
                 call_id=tool.call_id,
@@ -398,6 +409,9 @@ class _Step:
                 origin=RunStepRefView(run_id=self.c.run_id, step_id=self.step_id),
             ),
         )
+        execution = replace(execution, requested_seq=seq)
+        if not tool.state.terminal:
+            self.draft.put(keys.execution(self.c.turn_id, tool.call_id), execution)
         return execution
 
     def _opened(self, state: TurnState, execution: ExecutionRecord) -> TurnState:
@@ -475,7 +489,13 @@ class _Step:
                 applied_at=RunStepRefView(run_id=self.c.run_id, step_id=self.step_id),
             ),
         )
-        return replace(state, conditions=tuple(c for c in state.conditions if c.call_id != execution.call_id))
+        # An answered question is removed by `answers`; one that is still open keeps the Turn.
+        return replace(
+            state,
+            conditions=tuple(
+                c for c in state.conditions if c.call_id != execution.call_id or c.kind is WaitKind.APPROVAL
+            ),
+        )
 
     # ---- interactions ----
 
@@ -529,6 +549,10 @@ class _Step:
                 raise NotFound("interaction of this turn", interaction_id)
             if interaction.state is InteractionState.APPLIED:
                 continue
+            if interaction.state is not InteractionState.RESOLVED:
+                raise InvalidRequest(
+                    f"interaction {interaction_id!r} is {interaction.state} and has no answer to apply", path="answers"
+                )
             self.draft.put(key, replace(interaction, state=InteractionState.APPLIED))
             state = replace(state, conditions=tuple(c for c in state.conditions if c.id != interaction_id))
             if interaction.request_id:

@@ -45,6 +45,6 @@ def failure_of(error: BaseException, *, retry: bool) -> Failure:
     if len(parts) > 1:
         text = f"{text} (and {len(parts) - 1} more)"
     if len(text) > FAILURE_CHARS_MAX:
-        text = f"{text[:FAILURE_CHARS_MAX - 1]}…"
+        text = f"{text[: FAILURE_CHARS_MAX - 1]}…"
     text = text.encode("utf-8", "replace").decode("utf-8")
     return Failure(kind=type(first).__name__, message=text, retryable=retry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -73,7 +73,7 @@ class LocalWakeups:
             listener.tell(keys)
 
     @asynccontextmanager
-    async def listen(self, keys: frozenset[str] | None = None) -> AsyncIterator[AsyncIterator[frozenset[str]]]:
+    async def listen(self, keys: frozenset[str] | None = None) -> AsyncGenerator[AsyncIterator[frozenset[str]]]:
         listener = _Listener(keys)
         with self._lock:
             self._listeners = (*self._listeners, listener)
@@ -89,7 +89,7 @@ class Ringable(Protocol):
 
 
 @asynccontextmanager
-async def ringing(wakeups: Wakeups, keys: frozenset[str] | None, bell: Ringable) -> AsyncIterator[None]:
+async def ringing(wakeups: Wakeups, keys: frozenset[str] | None, bell: Ringable) -> AsyncGenerator[None]:
     """While entered, the bell rings when one of the keys is hinted. A transport that fails leaves it silent."""
     task = asyncio.create_task(_pump(wakeups, keys, bell), name="hints")
     try:

@@ -1,4 +1,4 @@
-"""Live agent state kept between two Runs of a Thread on this host, so that a short wait does not fold the journal again.
+"""Live agent state kept between two Runs of a Thread on this host, so that a short wait does not fold the journal anew.
 
 Rule: it is a copy of what is stored, or it is not used. An entry serves only the very next owner of the Thread, at the
 checkpoint it was kept at; anything else (another host in between, a settlement, a restore) makes it worthless.

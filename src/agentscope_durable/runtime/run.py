@@ -84,9 +84,7 @@ class LiveRun:
     def start(self) -> RunStart:
         assert self._start is not None, "the run has not begun"
         # A Run that must go on after its answer starts again from what it has committed.
-        return replace(
-            self._start, position=self._position, base_at=self.base_at, checkpoint_at=self.checkpoint_at
-        )
+        return replace(self._start, position=self._position, base_at=self.base_at, checkpoint_at=self.checkpoint_at)
 
     @property
     def position(self) -> int:
@@ -312,4 +310,3 @@ async def load_open_work(host: Host, thread: ThreadKey, turn_id: str) -> OpenWor
 
 async def load_body(host: Host, thread: ThreadKey, body: Body) -> Any:
     return msgspec.json.decode(await host.backend.open_body(thread.session, body))
-

@@ -276,9 +276,7 @@ class Runner:
 
     # ---- watch ----
 
-    async def _watch(
-        self, run: LiveRun, thread: ThreadKey, claimed: Claimed, task: asyncio.Task[Any]
-    ) -> None:
+    async def _watch(self, run: LiveRun, thread: ThreadKey, claimed: Claimed, task: asyncio.Task[Any]) -> None:
         """See controls and a lost lease while the agent is busy; a receipt would tell them only at the next commit."""
         environment = self._host.environment
         hint = session_hint(keys.partition(thread.session))
@@ -396,9 +394,7 @@ class Runner:
         return Binding(found.harness, found.definition_version, found.state_version)
 
     async def _turn(self, thread: ThreadKey, turn_id: str) -> TurnView:
-        return await self._host.query(
-            GetTurn(session=thread.session, thread_id=thread.thread_id, turn_id=turn_id)
-        )
+        return await self._host.query(GetTurn(session=thread.session, thread_id=thread.thread_id, turn_id=turn_id))
 
     async def _input(self, thread: ThreadKey, message_id: str) -> Input:
         message: Message = await self._host.query(GetMessage(session=thread.session, message_id=message_id))

@@ -9,11 +9,10 @@ Rule 3: reading is all a stream does. Closing it, losing it or being slow change
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-import logging
 from types import TracebackType
 from typing import Self
 

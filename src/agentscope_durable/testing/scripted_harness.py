@@ -125,7 +125,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = ""
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True, tag="round"):
+class Round(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="round"):
     """One request to the model and what it answers.
 
     `{inputs}` in the text becomes the steered and injected inputs of the Turn, `{results}` its tool results,
@@ -146,7 +146,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, tag="round"):
     structured: Any = None
 
 
-class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
+class Fail(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="fail"):
     """Raise an error of this class in the first `runs` Runs of the Turn."""
 
     kind: str = "OSError"
@@ -154,21 +154,21 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
     runs: int = 1_000_000
 
 
-class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
+class Stall(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="stall"):
     """Wait for a gate; a disobedient one does not look at `stop` meanwhile."""
 
     gate: str
     obedient: bool = True
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
+class Wait(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="wait"):
     """Park until a signal comes, or until a store time in ms (0: for the signal only)."""
 
     key: str
     deadline_ms: int = 0
 
 
-class Emit(msgspec.Struct, frozen=True, kw_only=True, tag="emit"):
+class Emit(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="emit"):
     """Commit an application event `x.*`."""
 
     type: str
@@ -373,9 +373,7 @@ class ScriptedHarness:
             state.say("note", "cancelled" if start.cancelled else "failed")
             state.program = _Program(commits=state.program.commits)
         batch = state.batch(start.position)
-        return Settlement(
-            journal=batch.encode(), checkpoint=True, base=batch.base, writer=self.writer, applied=known
-        )
+        return Settlement(journal=batch.encode(), checkpoint=True, base=batch.base, writer=self.writer, applied=known)
 
     def classify(self, error: BaseException) -> bool | None:
         return None
@@ -617,9 +615,7 @@ class _Play:
             await self._commit(steps=(phase,), models=(answered,), messages=messages)
             return await self._tools(action, step=phase)
         self._advance()
-        await self._commit(
-            steps=(replace(step, status=StepStatus.COMPLETED),), models=(answered,), messages=messages
-        )
+        await self._commit(steps=(replace(step, status=StepStatus.COMPLETED),), models=(answered,), messages=messages)
         return None
 
     async def _ask(self, step: StepFact, asked: ModelFact) -> None:
@@ -698,9 +694,7 @@ class _Play:
             if not text or not self._context.wants_previews():
                 continue
             if not shown:
-                self._context.preview(
-                    PreviewStarted("message", start.thread_id, start.turn_id, message_id, attempt)
-                )
+                self._context.preview(PreviewStarted("message", start.thread_id, start.turn_id, message_id, attempt))
             self._context.preview(
                 EventDelta("message", start.thread_id, start.turn_id, message_id, attempt, shown, word)
             )
@@ -856,16 +850,12 @@ class _Play:
         self._state.say("tool", f"{record.name}: {text}")
         self._program.results.append(text)
         call.state = "done"
-        await self._commit(
-            tools=(ToolCommit(call_id=call.id, state=record.state, applied=True),), answers=answers
-        )
+        await self._commit(tools=(ToolCommit(call_id=call.id, state=record.state, applied=True),), answers=answers)
 
     async def _take_in(self, action: Round, work: OpenWorkView) -> bool:
         """Apply one answer or outcome; False when there is none yet."""
         records = {record.call_id: record for record in work.executions}
-        answered = {
-            one.call_id: one for one in work.interactions if one.state is InteractionState.RESOLVED
-        }
+        answered = {one.call_id: one for one in work.interactions if one.state is InteractionState.RESOLVED}
         for call in self._program.calls:
             wanted = action.calls[call.at]
             record, answer = records.get(call.id), answered.get(call.id)
@@ -914,9 +904,7 @@ class _Play:
         found = next((one for one in work.signals if one.key == action.key), None)
         if found is None and not (action.deadline_ms and self._now_ms >= action.deadline_ms):
             return RunEnd(kind=RunEndKind.SUSPENDED)
-        program.results.append(
-            "timed out" if found is None else str(await self._context.open_body(found.payload))
-        )
+        program.results.append("timed out" if found is None else str(await self._context.open_body(found.payload)))
         self._advance()
         await self._commit(signals=(action.key,))
         return None
@@ -957,5 +945,3 @@ class _Play:
         )
         self._now_ms = receipt.now_ms
         return receipt
-
-

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class HostLocks:
         self.folder = folder
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
-        self._pid = os.getpid()
+        _folders.add(self)
 
     def hold(self, owner: str) -> None:
         """Lock the owner's file until `drop` or the end of the process. Twice is fine."""
@@ -87,10 +88,27 @@ class HostLocks:
                 os.close(descriptor)
             self._held.clear()
 
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's. Held here too, it would outlive the parent."""
+        self._lock = threading.Lock()
+        self.close()
+
     def _path(self, owner: str) -> Path:
         # Upper and lower case are one file on some disks, so only lower case passes as it is.
         name = owner if _SAFE.fullmatch(owner) else hashlib.sha256(owner.encode()).hexdigest()
         return self.folder / f"{name}.lock"
+
+
+_folders: weakref.WeakSet[HostLocks] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for folder in list(_folders):
+        folder.forget()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _obtain(path: Path) -> int | None:

@@ -25,6 +25,7 @@ from agentscope_durable.contracts.errors import (
     DurableError,
     Incompatible,
     InvalidRequest,
+    Misuse,
     NotADatabase,
     StoreBusy,
     StoreFull,
@@ -175,6 +176,8 @@ class SqliteFile:
             ours = NotADatabase(self.location)
         elif isinstance(error, apsw.CorruptError):
             ours = CorruptRecord(self.location, "SQLite database", str(error))
+        elif isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.RangeError | apsw.SQLError):
+            ours = Misuse(f"a change cannot be stored: {error}")
         else:
             ours = Unavailable(f"the store {self.location!r} failed: {error}")
         ours.__cause__ = error

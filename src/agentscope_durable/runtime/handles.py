@@ -1,0 +1,628 @@
+"""Session, Thread and Turn as an application holds them.
+
+Rule 1: a handle is an identity and nothing else. It can be made anywhere, at any time, from its ids; what is true is
+always asked from the backend (RT-15, RT-23).
+Rule 2: what the caller gives is checked before anything is sent, so that a refused call has changed nothing (AD-24).
+Rule 3: waiting is only looking. A timeout, a cancelled coroutine or a closed runtime leaves the Turn as it is (AD-20).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+import msgspec
+
+from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.commands import (
+    AddInput,
+    Cancel,
+    CloseSession,
+    CloseThread,
+    CreateThread,
+    Pause,
+    Respond,
+    Resume,
+    Signal,
+    SubmitTurn,
+    TurnAdmitted,
+    Withdraw,
+)
+from agentscope_durable.contracts.durable_json import JsonValue
+from agentscope_durable.contracts.errors import (
+    HostClosed,
+    InvalidRequest,
+    NotFinished,
+    NotFound,
+    Retry,
+    TurnCancelled,
+    TurnFailed,
+    WaitTimeout,
+)
+from agentscope_durable.contracts.events import EventFilter, EventPage
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
+from agentscope_durable.contracts.ids import check_id, check_key
+from agentscope_durable.contracts.messages import Input, InputKind, Message, Text, as_input, input_digest_value
+from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
+from agentscope_durable.contracts.projection import SnapshotView
+from agentscope_durable.contracts.questions import (
+    GetHistory,
+    GetMessage,
+    GetRun,
+    GetSession,
+    GetSnapshot,
+    GetThread,
+    GetTurn,
+    ListEvents,
+    ListInteractions,
+    ListModelCalls,
+    ListRuns,
+    ListSteps,
+    ListThreads,
+    ListTools,
+    ListTurns,
+)
+from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.contracts.views import (
+    CommandReceipt,
+    InteractionView,
+    ModelCallView,
+    Page,
+    RunView,
+    SessionView,
+    StepView,
+    ThreadView,
+    ToolView,
+    TurnView,
+)
+from agentscope_durable.runtime.door import Door
+from agentscope_durable.runtime.streams import SessionEventStream
+from agentscope_durable.runtime.tasks import Bell
+
+__all__ = ["DurableSession", "DurableThread", "DurableTurn"]
+
+PAGE_LIMIT = 100
+"""Items of a page when the caller names no limit; at most 1000."""
+REVISION_MAX = 2**53 - 1
+
+TurnInput = str | Input | Mapping[str, JsonValue]
+"""What can be submitted: text, an `Input`, or an input in its wire form."""
+Timeout = float | timedelta | None
+"""Seconds, or a timedelta; None waits without a bound."""
+
+
+class _Timeline:
+    """What Session, Thread and Turn have in common: they are views of one timeline (RT-20)."""
+
+    def __init__(self, door: Door, session: SessionKey, narrow: EventFilter) -> None:
+        self._door = door
+        self._session = session
+        self._narrow = narrow
+
+    async def list_events(
+        self, cursor: str | None = None, limit: int = PAGE_LIMIT, filter: EventFilter | None = None
+    ) -> EventPage:
+        """Committed events after `cursor`, in order (EV-03).
+
+        Args:
+            cursor: of an event or page of this Session; None begins at the first event.
+            limit: events looked at, 1 to 1000; those outside this handle's view count too (FI-10).
+            filter: narrows further; it must lie within this handle's view.
+
+        Raises:
+            CursorExpired: the events after the cursor were pruned.
+        """
+        return await self._door.query(
+            ListEvents(session=self._session, filter=self._within(filter), cursor=cursor, limit=limit)
+        )
+
+    def stream_events(
+        self,
+        options: EventStreamOptions | None = None,
+        *,
+        filter: EventFilter | None = None,
+        after: str | None = None,
+        deltas: Iterable[EventDeltaType] = (),
+    ) -> SessionEventStream:
+        """Facts as they happen, and previews of the kinds asked for (ST-03..ST-07).
+
+        Open it before `submit` and no preview of that Turn is missed (ST-27). It observes only; closing it changes
+        nothing.
+
+        Args:
+            options: `after` and `deltas` in one object, instead of the two.
+            filter: narrows further; it must lie within this handle's view.
+            after: continue after this cursor; None replays all that is kept.
+            deltas: previews wanted on this stream.
+        """
+        if options is None:
+            options = EventStreamOptions(after=after, deltas=frozenset(deltas))
+        elif after is not None or deltas:
+            raise InvalidRequest("give options, or after and deltas, not both", path="options")
+        return SessionEventStream(self._door, self._session, self._within(filter), options)
+
+    async def _snapshot(self, filter: EventFilter | None) -> SnapshotView:
+        return await self._door.query(GetSnapshot(session=self._session, filter=self._within(filter)))
+
+    async def _history(self, narrow: EventFilter, cursor: str | None, limit: int) -> Page:
+        return await self._door.query(GetHistory(session=self._session, filter=narrow, cursor=cursor, limit=limit))
+
+    def _within(self, narrow: EventFilter | None) -> EventFilter:
+        own = self._narrow
+        if narrow is None:
+            return own
+        for name in ("thread_id", "turn_id"):
+            mine, given = getattr(own, name), getattr(narrow, name)
+            if mine is not None and given not in (None, mine):
+                raise InvalidRequest(f"{given!r} lies outside this handle's view", path=f"filter.{name}")
+        return EventFilter(
+            thread_id=own.thread_id or narrow.thread_id,
+            turn_id=own.turn_id or narrow.turn_id,
+            run_id=own.run_id or narrow.run_id,
+        )
+
+
+class DurableTurn(_Timeline):
+    """One submitted task: the object an application stores, observes and controls (RT-07)."""
+
+    def __init__(self, door: Door, key: ThreadKey, turn_id: str) -> None:
+        super().__init__(door, key.session, EventFilter(thread_id=key.thread_id, turn_id=turn_id))
+        self._key = key
+        self._turn_id = turn_id
+
+    def __repr__(self) -> str:
+        return f"DurableTurn({self._key.session.namespace!r}, {self._key.session.session_id!r}, {self._turn_id!r})"
+
+    @property
+    def turn_id(self) -> str:
+        return self._turn_id
+
+    @property
+    def thread_key(self) -> ThreadKey:
+        return self._key
+
+    # ---- how it is, and how it ended ----
+
+    async def status(self) -> TurnView:
+        return await self._door.query(
+            GetTurn(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
+        )
+
+    async def result(self) -> Message | None:
+        """The final message of a COMPLETED Turn; None if the agent gave none (RT-58).
+
+        Raises:
+            NotFinished: it has not ended.
+            TurnFailed: it FAILED; carries the stored error.
+            TurnCancelled: it was CANCELLED.
+        """
+        view = await self.status()
+        if not view.status.terminal:
+            raise NotFinished(self._key, self._turn_id, view.status)
+        return await self._outcome(view)
+
+    async def wait(self, timeout: Timeout = None) -> Message | None:
+        """Wait for the end and return what `result` does.
+
+        Raises:
+            WaitTimeout: it did not end in time; it goes on (AD-19).
+            TurnFailed, TurnCancelled: as `result`.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        environment = self._door.environment
+        deadline = None if seconds is None else environment.monotonic() + seconds
+        bell = Bell()
+        self._door.check()
+        async with self._door.bell(self._session, bell):
+            while True:
+                view = await self._look()
+                if view is not None and view.status.terminal:
+                    return await self._outcome(view)
+                rest = self._door.poll_interval
+                if deadline is not None:
+                    rest = min(rest, deadline - environment.monotonic())
+                    if rest <= 0:
+                        timeout_ms = None if seconds is None else int(seconds * 1000)
+                        raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms)
+                await bell.wait(environment, rest)
+
+    async def _look(self) -> TurnView | None:
+        """The present view; None while the store cannot be asked, which is no answer about the Turn."""
+        try:
+            return await self.status()
+        except HostClosed:
+            raise
+        except Retry:
+            await self._door.environment.sleep(self._door.poll_interval)
+            return None
+
+    async def _outcome(self, view: TurnView) -> Message | None:
+        if view.status is TurnStatus.CANCELLED:
+            raise TurnCancelled(self._key, self._turn_id)
+        if view.status is TurnStatus.FAILED:
+            error = view.error
+            reason = "without a stored reason" if error is None else f"{error.kind}: {error.message}"
+            raise TurnFailed(self._key, self._turn_id, reason)
+        if view.result is None or view.result.message_id is None:
+            return None
+        return await self._door.query(GetMessage(session=self._session, message_id=view.result.message_id))
+
+    # ---- controls: a receipt means admitted, never done (AD-10) ----
+
+    async def steer(self, request_id: str, input: TurnInput) -> CommandReceipt:
+        """Input for the work under way, from its next boundary on; a final answer is reopened by it (CT-01, D20)."""
+        return await self._add(InputKind.STEER, request_id, input)
+
+    async def inject(self, request_id: str, input: TurnInput) -> CommandReceipt:
+        """Input for the work under way that does not reopen a final answer."""
+        return await self._add(InputKind.INJECT, request_id, input)
+
+    async def _add(self, kind: InputKind, request_id: str, input: TurnInput) -> CommandReceipt:
+        request_id = check_id("request_id", request_id)
+        document = input_digest_value(as_input(input))
+        return await self._door.execute(
+            AddInput(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=request_id,
+                turn_id=self._turn_id,
+                kind=kind.value,
+                content=await self._door.body(self._session, _content(document)),
+                digest=durable_json.digest(document),
+            )
+        )
+
+    async def withdraw(self, request_id: str, target_request_id: str) -> CommandReceipt:
+        """Take back a steer or inject that no checkpoint contains yet (CT-03)."""
+        return await self._door.execute(
+            Withdraw(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+                target_request_id=check_id("target_request_id", target_request_id),
+            )
+        )
+
+    async def cancel(self, request_id: str) -> CommandReceipt:
+        """End the Turn: at once if it never ran, else after its effects are settled (CT-07, CT-08)."""
+        return await self._door.execute(
+            Cancel(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+            )
+        )
+
+    async def pause(self, request_id: str) -> CommandReceipt:
+        """Stop at the next boundary. Only an observed PAUSED says that the agent has stopped (CT-10)."""
+        return await self._door.execute(
+            Pause(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+            )
+        )
+
+    async def resume(self, request_id: str, expected_revision: int) -> CommandReceipt:
+        """Lift the pause that was seen.
+
+        Args:
+            expected_revision: `status().revision`, read while the Turn was PAUSED.
+
+        Raises:
+            RevisionConflict: it is not paused, or in another pause than the one that was seen.
+        """
+        if isinstance(expected_revision, bool) or not isinstance(expected_revision, int):
+            raise InvalidRequest("a revision is an int", path="expected_revision")
+        if not 0 <= expected_revision <= REVISION_MAX:
+            raise InvalidRequest("there is no such revision", path="expected_revision")
+        return await self._door.execute(
+            Resume(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+                expected_revision=expected_revision,
+            )
+        )
+
+    async def signal(self, request_id: str, key: str, payload: JsonValue = None) -> CommandReceipt:
+        """Send an extension signal; `key` begins with `x.` (CT-18, CT-25)."""
+        value = durable_json.value(payload)
+        return await self._door.execute(
+            Signal(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+                key=check_id("key", key),
+                payload=await self._door.body(self._session, value),
+                digest=durable_json.digest(value),
+            )
+        )
+
+    # ---- interactions ----
+
+    async def pending_interactions(self) -> list[InteractionView]:
+        """The questions this Turn waits for (IN-01)."""
+        return await self._door.query(
+            ListInteractions(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
+        )
+
+    async def respond(self, request_id: str, interaction_id: str, response: JsonValue) -> CommandReceipt:
+        """Answer a question: True or False to an approval, any JSON as the result of a manual tool (IN-02).
+
+        Raises:
+            AlreadyDecided: it has an answer, or was closed with its Turn.
+        """
+        value = durable_json.value(response)
+        document = durable_json.value(msgspec.to_builtins(ToolResult(value=value)))
+        return await self._door.execute(
+            Respond(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=check_id("request_id", request_id),
+                turn_id=self._turn_id,
+                interaction_id=check_id("interaction_id", interaction_id),
+                response=await self._door.body(self._session, value),
+                digest=durable_json.digest(value),
+                content=await self._door.body(self._session, msgspec.to_builtins([Text(_spoken(value))])),
+                result=await self._door.body(self._session, document),
+                is_bool=isinstance(value, bool),
+                approved=value is True,
+            )
+        )
+
+    # ---- reading ----
+
+    async def history(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """This Turn's messages, in the order of their first sequence (PR-11)."""
+        return await self._history(self._narrow, cursor, limit)
+
+    async def snapshot(self) -> SnapshotView:
+        return await self._snapshot(None)
+
+    async def list_tools(self) -> list[ToolView]:
+        """The tool calls of this Turn: whether each has ended, was received, was applied (PR-08)."""
+        return await self._door.query(
+            ListTools(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
+        )
+
+    async def list_runs(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Invocations of the agent for this Turn (RT-08)."""
+        return await self._door.query(
+            ListRuns(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                turn_id=self._turn_id,
+                cursor=cursor,
+                limit=limit,
+            )
+        )
+
+    async def get_run(self, run_id: str) -> RunView:
+        return await self._door.query(
+            GetRun(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                turn_id=self._turn_id,
+                run_id=check_id("run_id", run_id),
+            )
+        )
+
+    async def list_steps(self, run_id: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Reasoning rounds and continuations of one Run."""
+        return await self._door.query(
+            ListSteps(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                turn_id=self._turn_id,
+                run_id=check_id("run_id", run_id),
+                cursor=cursor,
+                limit=limit,
+            )
+        )
+
+    async def get_step(self, run_id: str, step_id: str) -> StepView:
+        step_id = check_id("step_id", step_id)
+        cursor: str | None = None
+        while True:
+            page = await self.list_steps(run_id, cursor, 1000)
+            for step in page.items:
+                if step.step_id == step_id:
+                    return step
+            cursor = page.cursor
+            if cursor is None:
+                raise NotFound("step", step_id)
+
+    async def list_model_calls(
+        self, run_id: str, step_id: str | None = None, cursor: str | None = None, limit: int = PAGE_LIMIT
+    ) -> Page:
+        """Model calls of one Run, or of one of its Steps (MC-01)."""
+        return await self._door.query(
+            ListModelCalls(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                turn_id=self._turn_id,
+                run_id=check_id("run_id", run_id),
+                step_id=None if step_id is None else check_id("step_id", step_id),
+                cursor=cursor,
+                limit=limit,
+            )
+        )
+
+    async def get_model_call(self, run_id: str, model_call_id: str) -> ModelCallView:
+        model_call_id = check_id("model_call_id", model_call_id)
+        cursor: str | None = None
+        while True:
+            page = await self.list_model_calls(run_id, None, cursor, 1000)
+            for call in page.items:
+                if call.model_call_id == model_call_id:
+                    return call
+            cursor = page.cursor
+            if cursor is None:
+                raise NotFound("model call", model_call_id)
+
+
+class DurableThread(_Timeline):
+    """One agent's continuing context with its ordered queue of Turns (RT-06)."""
+
+    def __init__(self, door: Door, key: ThreadKey) -> None:
+        super().__init__(door, key.session, EventFilter(thread_id=key.thread_id))
+        self._key = key
+
+    def __repr__(self) -> str:
+        key = self._key
+        return f"DurableThread({key.session.namespace!r}, {key.session.session_id!r}, {key.thread_id!r})"
+
+    @property
+    def key(self) -> ThreadKey:
+        return self._key
+
+    @property
+    def thread_id(self) -> str:
+        return self._key.thread_id
+
+    async def submit(self, request_id: str, input: TurnInput) -> DurableTurn:
+        """Admit a task at the end of this Thread's queue; it is stored when this returns (AD-01).
+
+        A repeat with the same id and input returns the Turn it already made (AD-02). If the await is cancelled or the
+        answer lost, repeat it with the same id.
+
+        Raises:
+            RequestConflict: the id was used for something else.
+            InvalidRequest: the id or the input is not valid; nothing was sent.
+            Closed: the Session or Thread takes no new Turns.
+        """
+        request_id = check_id("request_id", request_id)
+        document = input_digest_value(as_input(input))
+        admitted: TurnAdmitted = await self._door.execute(
+            SubmitTurn(
+                session=self._session,
+                thread_id=self._key.thread_id,
+                request_id=request_id,
+                content=await self._door.body(self._session, _content(document)),
+                digest=durable_json.digest(document),
+            )
+        )
+        return DurableTurn(self._door, self._key, admitted.turn_id)
+
+    async def call(self, request_id: str, input: TurnInput, timeout: Timeout = None) -> Message | None:
+        """`submit` and `wait` in one; safe to repeat with the same id (AD-18)."""
+        turn = await self.submit(request_id, input)
+        return await turn.wait(timeout)
+
+    def get_turn(self, turn_id: str) -> DurableTurn:
+        """A handle; whether there is such a Turn is seen at its first operation (RT-56)."""
+        return DurableTurn(self._door, self._key, check_id("turn_id", turn_id))
+
+    async def list_turns(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Turns of this Thread in the order of their admission (Q-10)."""
+        return await self._door.query(
+            ListTurns(session=self._session, thread_id=self._key.thread_id, cursor=cursor, limit=limit)
+        )
+
+    async def history(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """This Thread's messages, in the order of their first sequence (PR-11)."""
+        return await self._history(self._narrow, cursor, limit)
+
+    async def snapshot(self, filter: EventFilter | None = None) -> SnapshotView:
+        return await self._snapshot(filter)
+
+    async def view(self) -> ThreadView:
+        return await self._door.query(GetThread(session=self._session, thread_id=self._key.thread_id))
+
+    async def close(self) -> None:
+        """Take no more Turns. Refused over unfinished ones, which go on (RT-42). Safe to repeat."""
+        await self._door.execute(CloseThread(session=self._session, thread_id=self._key.thread_id))
+
+
+class DurableSession(_Timeline):
+    """One conversation: its Threads and their one timeline (RT-05). Made by `create_session` or `get_session`."""
+
+    def __init__(self, door: Door, key: SessionKey) -> None:
+        check_key(key)
+        super().__init__(door, key, EventFilter())
+
+    def __repr__(self) -> str:
+        return f"DurableSession({self._session.namespace!r}, {self._session.session_id!r})"
+
+    @property
+    def key(self) -> SessionKey:
+        return self._session
+
+    # ---- its Threads ----
+
+    def main_thread(self) -> DurableThread:
+        return DurableThread(self._door, ThreadKey(self._session, MAIN_THREAD_ID))
+
+    def get_thread(self, thread_id: str) -> DurableThread:
+        """A handle; whether there is such a Thread is seen at its first operation (RT-56)."""
+        return DurableThread(self._door, ThreadKey(self._session, check_id("thread_id", thread_id)))
+
+    async def create_thread(self, thread_id: str, definition: str) -> DurableThread:
+        """An independent context, pinned to the present version of `definition`. A repeat changes nothing (AD-16).
+
+        Raises:
+            DefinitionConflict: it exists with another definition.
+            NotFound: no definition of this name is known to this runtime.
+        """
+        thread = self.get_thread(thread_id)
+        binding = await self._door.definitions.resolve(definition)
+        await self._door.execute(CreateThread(session=self._session, thread_id=thread.thread_id, binding=binding))
+        return thread
+
+    async def list_threads(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        return await self._door.query(ListThreads(session=self._session, cursor=cursor, limit=limit))
+
+    # ---- the main Thread ----
+
+    async def submit(self, request_id: str, input: TurnInput) -> DurableTurn:
+        """As `DurableThread.submit`, on the main Thread."""
+        return await self.main_thread().submit(request_id, input)
+
+    async def call(self, request_id: str, input: TurnInput, timeout: Timeout = None) -> Message | None:
+        """As `DurableThread.call`, on the main Thread."""
+        return await self.main_thread().call(request_id, input, timeout)
+
+    def get_turn(self, turn_id: str) -> DurableTurn:
+        """As `DurableThread.get_turn`, on the main Thread."""
+        return self.main_thread().get_turn(turn_id)
+
+    async def list_turns(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """As `DurableThread.list_turns`, on the main Thread."""
+        return await self.main_thread().list_turns(cursor, limit)
+
+    async def history(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """As `DurableThread.history`, on the main Thread."""
+        return await self.main_thread().history(cursor, limit)
+
+    # ---- all of it ----
+
+    async def snapshot(self, filter: EventFilter | None = None) -> SnapshotView:
+        """Everything public as of now, and the cursor to go on from (ST-33)."""
+        return await self._snapshot(filter)
+
+    async def view(self) -> SessionView:
+        return await self._door.query(GetSession(session=self._session))
+
+    async def close(self) -> None:
+        """Take no more work. Refused over unfinished Turns, which go on (RT-42). Safe to repeat."""
+        await self._door.execute(CloseSession(session=self._session))
+
+
+def _content(document: JsonValue) -> JsonValue:
+    """The list of content blocks of an input in its wire form."""
+    assert isinstance(document, dict)
+    return document["content"]
+
+
+def _spoken(value: JsonValue) -> str:
+    """An answer as people read it in the history."""
+    if isinstance(value, bool):
+        return "approved" if value else "denied"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

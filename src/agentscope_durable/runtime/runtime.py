@@ -1,0 +1,439 @@
+"""`DurableRuntime`: what an application opens. It admits and reads; once started it also runs Turns.
+
+Rule 1: nothing runs before `start()`, and a runtime that never starts is a complete API host (RT-04, RT-28).
+Rule 2: ending a host ends nothing else. Turns are given back at a boundary, and whoever runs next goes on (LF-02).
+Rule 3: everything it started ends with `close()`: tasks, heartbeat, streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import platform
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self, overload
+
+import msgspec
+
+from agentscope_durable.contracts.commands import CreateSession
+from agentscope_durable.contracts.errors import Incompatible, Misuse, NoExecutionConfiguration, NotFound
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.ids import check_id, check_key
+from agentscope_durable.contracts.questions import ListSessions
+from agentscope_durable.contracts.records import Binding
+from agentscope_durable.contracts.results import HostNotice
+from agentscope_durable.contracts.views import (
+    CapabilitiesView,
+    ExecutorCapabilitiesView,
+    HarnessCapabilitiesView,
+    Page,
+    RecoveryPolicy,
+)
+from agentscope_durable.runtime.dispatch import Dispatcher
+from agentscope_durable.runtime.door import Door
+from agentscope_durable.runtime.handles import PAGE_LIMIT, DurableSession
+from agentscope_durable.runtime.host import Host, OnError, log
+from agentscope_durable.runtime.live import LocalLiveEvents
+from agentscope_durable.runtime.runner import RetryableFailure, Runner
+from agentscope_durable.runtime.scheduler import Scheduler
+from agentscope_durable.runtime.tasks import Tasks
+from agentscope_durable.spi.backend import Heartbeat, SessionBackend
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.executor import Executor
+from agentscope_durable.spi.harness import HarnessAdapter
+from agentscope_durable.spi.live import LiveEvents
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds a Run has to come to a boundary when its host closes (D23)."""
+CANCEL_TIMEOUT = 2.0
+"""Seconds for what was cancelled after that to give its Thread back."""
+DRAIN_TIMEOUT = 30.0
+EXECUTOR_PARALLELISM = 64
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """What new Sessions are pinned to, on a host that does not run them (RT-28)."""
+
+    name: str
+    definition_version: str
+    state_version: str
+
+
+class Harness(msgspec.Struct, frozen=True):
+    """A definition this host can run: a name, the application's version of it, and the adapter that drives it."""
+
+    name: str
+    definition_version: str
+    adapter: HarnessAdapter
+
+    @property
+    def binding(self) -> Binding:
+        return Binding(self.name, self.definition_version, self.adapter.state_version)
+
+
+DefinitionResolver = Callable[[str], Definition | None | Awaitable[Definition | None]]
+
+
+class _Definitions:
+    """Names to what new Sessions are pinned to: the version registered last (RT-37)."""
+
+    def __init__(
+        self, harnesses: Sequence[Harness], definitions: Sequence[Definition], resolver: DefinitionResolver | None
+    ) -> None:
+        self._bindings = {harness.name: harness.binding for harness in harnesses}
+        for one in definitions:
+            self._bindings[one.name] = Binding(one.name, one.definition_version, one.state_version)
+        self._resolver = resolver
+
+    async def resolve(self, name: str) -> Binding:
+        """Raises NotFound when this runtime knows no such definition."""
+        name = check_id("definition", name)
+        known = self._bindings.get(name)
+        if known is not None:
+            return known
+        if self._resolver is not None:
+            found = self._resolver(name)
+            definition = await found if inspect.isawaitable(found) else found
+            if definition is not None:
+                return Binding(definition.name, definition.definition_version, definition.state_version)
+        raise NotFound("definition", name)
+
+
+class DurableRuntime:
+    """Durable Sessions over a backend, and a host that runs them once it is started.
+
+        async with DurableRuntime(backend=backend, harnesses=[Harness("assistant", "v1", adapter)]) as runtime:
+            session = await runtime.create_session(SessionKey("application", "conversation-1"), "assistant")
+            await runtime.start()
+            turn = await session.submit("request-1", "Describe this workspace")
+
+    It belongs to the event loop and process of its first use. Leaving the context closes it; the backend stays open.
+
+    Args:
+        backend: where everything is stored.
+        harnesses: definitions this host can run. Several versions of one name may be registered; the last is the one
+            that new Sessions get.
+        executors: executors of external tools, by route.
+        definitions: further definitions for new Sessions, which other hosts run.
+        definition_resolver: asked for a definition of any other name.
+        recovery_policy: how failed invocations are tried again, for Turns that have not failed before.
+        retryable_failure: the application's classification of what an adapter leaves open (RC-15).
+        poll_interval: seconds between two looks for work, events or controls when no hint comes.
+        lease: seconds after which a host that stopped renewing counts as gone.
+        parallelism: Turns in hand at once.
+        executor_parallelism: tool executions in hand at once.
+        on_error: told of errors that no caller sees.
+        live_events: where previews travel; by default within this runtime.
+        close_timeout: seconds a Run has to come to a boundary when the runtime closes.
+        takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look (D13).
+        host_name: for people; the identity adds a nonce of this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: SessionBackend,
+        harnesses: Sequence[Harness] = (),
+        executors: Mapping[str, Executor] | None = None,
+        definitions: Sequence[Definition] = (),
+        definition_resolver: DefinitionResolver | None = None,
+        recovery_policy: RecoveryPolicy | None = None,
+        retryable_failure: RetryableFailure | None = None,
+        poll_interval: float = 0.5,
+        lease: float = 30.0,
+        parallelism: int = 4,
+        executor_parallelism: int = EXECUTOR_PARALLELISM,
+        on_error: OnError | None = None,
+        live_events: LiveEvents | None = None,
+        close_timeout: float = CLOSE_TIMEOUT,
+        takeovers_max: int = 5,
+        host_name: str | None = None,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        if backend is None:  # pyright: ignore[reportUnnecessaryComparison] - callers without a type checker
+            raise Misuse("a runtime needs a backend")
+        for name, number in (("poll_interval", poll_interval), ("lease", lease), ("parallelism", parallelism)):
+            if number <= 0:
+                raise Misuse(f"{name} must be positive, not {number}")
+        _check_names(harnesses, definitions)
+        self._backend = backend
+        self._harnesses = {harness.binding.ready_class: harness for harness in harnesses}
+        self._executors = dict(executors or {})
+        self._environment = environment
+        self._close_timeout = close_timeout
+        self._lease_ms = max(1, int(lease * 1000))
+        live = live_events or LocalLiveEvents()
+        self._definitions = _Definitions(harnesses, definitions, definition_resolver)
+        self._door = Door(
+            backend=backend,
+            environment=environment,
+            poll_interval=poll_interval,
+            live=live,
+            definitions=self._definitions,
+        )
+        self._host = Host(
+            backend=backend,
+            environment=environment,
+            owner=_identity(host_name, environment),
+            poll_interval=poll_interval,
+            live=live,
+            on_error=on_error,
+        )
+        self._runner = Runner(
+            self._host,
+            {klass: harness.adapter for klass, harness in self._served().items()},
+            policy=recovery_policy or RecoveryPolicy(),
+            retryable_failure=retryable_failure,
+            takeovers_max=takeovers_max,
+        )
+        self._parallelism = parallelism
+        self._executor_parallelism = executor_parallelism
+        self._scheduler: Scheduler | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._loops = Tasks()
+        self._starting: asyncio.Lock | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def owner(self) -> str:
+        """Identity of this host, as leases and Runs name it."""
+        return self._host.owner
+
+    # ---- life ----
+
+    async def __aenter__(self) -> Self:
+        self._door.check()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to look for work, to run it and to recover what others have left (LF-10). A second call does nothing.
+
+        Raises:
+            NoExecutionConfiguration: there is nothing this runtime could run (RT-30).
+        """
+        self._door.check()
+        if not self._harnesses and not self._executors:
+            raise NoExecutionConfiguration
+        self._starting = self._starting or asyncio.Lock()
+        async with self._starting:
+            if self._heartbeat is not None or self._host.draining:
+                return
+            self._tell_missing_routes()
+            notice = HostNotice(classes=self._runner.served, routes=tuple(self._executors))
+            heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, msgspec.json.encode(notice))
+            # The lease stands before the first claim. The first renewal blocks, so not on the loop.
+            await self._environment.call_in_thread(heartbeat.start)
+            self._heartbeat = heartbeat
+            if self._runner.served:
+                self._scheduler = Scheduler(self._host, self._runner, parallelism=self._parallelism)
+                self._loops.start(self._scheduler.run(), name="scheduler")
+            if self._executors:
+                self._dispatcher = Dispatcher(self._host, self._executors, parallelism=self._executor_parallelism)
+                self._loops.start(self._dispatcher.run(), name="dispatcher")
+            log.info("host %s started", self.owner, extra={"owner": self.owner})
+
+    async def drain(self, timeout: float | None = DRAIN_TIMEOUT) -> bool:
+        """Take no new work, and wait until what runs here has ended; admitting and reading go on (D20).
+
+        The lease is kept until the last owned Thread is committed (C21).
+
+        Returns:
+            True when nothing is in hand any more. False when the time was up: the host has then stopped its Runs at
+            a boundary and given them back, so that another one goes on (LF-01).
+        """
+        self._door.check()
+        self._host.draining = True
+        if self._scheduler is None:
+            return True
+        self._scheduler.wake()
+        if await self._scheduler.runs.wait(timeout):
+            return True
+        await self._stop_runs()
+        return False
+
+    async def close(self) -> None:
+        """End this host; durable work and the backend stay as they are (LF-02).
+
+        No new claims, up to `close_timeout` for Runs to reach a boundary, then everything is given back and the lease
+        released. Open streams end. Safe to call twice, and from a callback or a tool (LF-09).
+        """
+        if self._closing is None:
+            if self._door.closed:
+                return
+            self._door.check()
+            self._closing = asyncio.create_task(self._close(), name="close runtime")
+        if self._owns(asyncio.current_task()):
+            # What waits for this task to end cannot be waited for by it.
+            return
+        await asyncio.shield(self._closing)
+
+    def _owns(self, task: object) -> bool:
+        groups = [self._host.tasks, self._loops]
+        if self._scheduler is not None:
+            groups.append(self._scheduler.runs)
+        if self._dispatcher is not None:
+            groups.append(self._dispatcher.work)
+        return any(task in group for group in groups)
+
+    async def _close(self) -> None:
+        try:
+            await self._stop_runs()
+            await self._stop_dispatch()
+            await self._loops.wait(CANCEL_TIMEOUT)
+            self._loops.cancel()
+            await self._loops.wait()
+            if self._heartbeat is not None:
+                await self._heartbeat.stop()
+        except Exception as error:  # noqa: BLE001 - what could not be released expires by itself
+            self._host.report(error, "closing the host was not complete", owner=self.owner)
+        finally:
+            self._door.close()
+            log.info("host %s closed", self.owner, extra={"owner": self.owner})
+
+    async def _stop_runs(self) -> None:
+        self._host.draining = self._host.closing = True
+        self._runner.tell()
+        if self._scheduler is None:
+            return
+        self._scheduler.wake()
+        if self._dispatcher is not None:
+            self._dispatcher.wake()
+        runs = self._scheduler.runs
+        if not await runs.wait(self._close_timeout):
+            runs.cancel()
+            if not await runs.wait(CANCEL_TIMEOUT):
+                log.warning("%d runs did not stop; their leases end with this host", len(runs))
+        # Commits in flight, and Threads that are still being given back.
+        await self._host.tasks.wait(CANCEL_TIMEOUT)
+
+    async def _stop_dispatch(self) -> None:
+        if self._dispatcher is None:
+            return
+        self._dispatcher.wake()
+        work = self._dispatcher.work
+        if not await work.wait(self._close_timeout):
+            work.cancel()
+            await work.wait(CANCEL_TIMEOUT)
+
+    # ---- Sessions ----
+
+    async def create_session(self, key: SessionKey, definition: str) -> DurableSession:
+        """A Session with its main Thread, pinned to the present version of `definition`. A repeat changes nothing.
+
+        Raises:
+            DefinitionConflict: it exists with another definition (AD-16).
+            NotFound: no definition of this name is known to this runtime.
+        """
+        check_key(key)
+        self._door.check()
+        binding = await self._definitions.resolve(definition)
+        await self._door.execute(CreateSession(session=key, binding=binding))
+        return DurableSession(self._door, key)
+
+    def get_session(self, key: SessionKey) -> DurableSession:
+        """A handle, without any I/O; whether there is such a Session is seen at its first operation (RT-56)."""
+        return DurableSession(self._door, key)
+
+    async def list_sessions(self, namespace: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Sessions of one namespace (RT-16)."""
+        return await self._door.query(
+            ListSessions(namespace=check_id("namespace", namespace), cursor=cursor, limit=limit)
+        )
+
+    # ---- what it can promise ----
+
+    @overload
+    async def capabilities(self) -> CapabilitiesView: ...
+    @overload
+    async def capabilities(self, definition: str) -> HarnessCapabilitiesView: ...
+    async def capabilities(self, definition: str | None = None) -> CapabilitiesView | HarnessCapabilitiesView:
+        """What this assembly guarantees, or what one definition does; starts and claims nothing (RT-33, RT-35).
+
+        Raises:
+            NotFound: this runtime has no harness for the definition.
+        """
+        self._door.check()
+        if definition is not None:
+            found = [harness for harness in self._harnesses.values() if harness.name == definition]
+            if not found:
+                raise NotFound("harness", definition)
+            return _harness_view(found[-1])
+        store = self._backend.capabilities
+        return CapabilitiesView(
+            persistent=store.persistent,
+            shared=store.shared,
+            hosts_shared=store.hosts_shared,
+            harnesses=tuple(_harness_view(harness) for harness in self._harnesses.values()),
+            executors=tuple(_executor_view(route, executor) for route, executor in self._executors.items()),
+        )
+
+    async def execution_capabilities(self) -> CapabilitiesView:
+        """As `capabilities()`: what the backend guarantees, the harnesses recover, and the executors answer (RT-33)."""
+        return await self.capabilities()
+
+    # ---- which definitions it runs ----
+
+    def _served(self) -> dict[str, Harness]:
+        """Definitions whose tools all have an executor here; others are left to other hosts (RC-04)."""
+        return {
+            klass: harness
+            for klass, harness in self._harnesses.items()
+            if harness.adapter.routes <= self._executors.keys()
+        }
+
+    def _tell_missing_routes(self) -> None:
+        for klass, harness in self._harnesses.items():
+            if klass not in self._runner.served:
+                missing = ", ".join(sorted(harness.adapter.routes - self._executors.keys()))
+                error = Incompatible(
+                    f"definition {harness.name!r}", required=f"executors for {missing}", present="none"
+                )
+                self._host.report(error, "a definition is not run here")
+
+
+def _check_names(harnesses: Sequence[Harness], definitions: Sequence[Definition]) -> None:
+    seen: set[str] = set()
+    for one in (*harnesses, *definitions):
+        check_id("definition", one.name)
+        check_id("definition_version", one.definition_version)
+    for harness in harnesses:
+        klass = harness.binding.ready_class
+        if klass in seen:
+            raise Misuse(f"harness {harness.name!r} {harness.definition_version!r} is registered twice")
+        seen.add(klass)
+
+
+def _identity(host_name: str | None, environment: Environment) -> str:
+    """A name for people and a nonce of this process (C14). It may become a file name, so it is kept plain."""
+    name = re.sub(r"[^a-z0-9_-]", "-", (host_name or platform.node() or "host").lower())[:48]
+    return f"{name}-{os.getpid()}-{environment.random_bytes(8).hex()}"
+
+
+def _harness_view(harness: Harness) -> HarnessCapabilitiesView:
+    capabilities = harness.adapter.capabilities
+    return HarnessCapabilitiesView(
+        harness=harness.name,
+        definition_version=harness.definition_version,
+        state_version=harness.adapter.state_version,
+        recovery=capabilities.recovery,
+        delivery=capabilities.delivery,
+    )
+
+
+def _executor_view(route: str, executor: Executor) -> ExecutorCapabilitiesView:
+    capabilities = executor.capabilities
+    return ExecutorCapabilitiesView(
+        route=route, query=capabilities.query, cancel=capabilities.cancel, output=capabilities.output
+    )
+
+
+__all__ = ["Definition", "DurableRuntime", "Harness"]

@@ -1,0 +1,134 @@
+"""Short, consistent readings of the SQLite store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import apsw
+
+from agentscope_durable.contracts.keys import HOST_PARTITION
+from agentscope_durable.contracts.records import SessionHead, decode
+from agentscope_durable.spi.record_store import (
+    LogRange,
+    LogRow,
+    OwnerLease,
+    Reads,
+    ReadyItem,
+    ReadyPage,
+    ReadyScan,
+    Records,
+    SessionScan,
+    StreamRange,
+)
+from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
+from agentscope_durable.stores.records._sqlite_rows import (
+    HEAD,
+    HOST_P,
+    LAST_MS,
+    LOG,
+    NAMES_AFTER,
+    NAMES_FROM,
+    NEXT_DUE,
+    NO_BOUND,
+    OWNER,
+    OWNERS,
+    READY,
+    REC,
+    STREAM,
+    Execute,
+    log_rows,
+    owner_lease,
+    prefix_end,
+    records_page,
+)
+
+HEADS_MAX = 1024
+"""Decoded heads a reader keeps at most."""
+
+
+class Reader:
+    """Short, consistent readings on a connection that cannot write. One thread's own."""
+
+    def __init__(self, connection: apsw.Connection, clock: RisingClock) -> None:
+        self.connection = connection
+        self.run = cast("Execute", connection.cursor().execute)
+        self._clock = clock
+        # Decoded heads, each with the bytes it was decoded from.
+        self._heads: dict[str, tuple[bytes, SessionHead]] = {}
+
+    def answer(self, call: Callable[[Reader], object]) -> object:
+        self.run("begin")
+        try:
+            for (at_ms,) in self.run(LAST_MS).fetchall():
+                self._clock.witness(at_ms)
+            return call(self)
+        finally:
+            self.run("rollback")
+
+    def records(self, partition: str, reads: Reads) -> Records:
+        run = self.run
+        rows = run(HEAD, (partition,)).fetchall()
+        head: SessionHead | None = None
+        p, rev, next_seq, pruned = HOST_P if partition == HOST_PARTITION else -1, 0, 1, 0
+        if rows:
+            p, rev, next_seq, pruned, value = rows[0]
+            head = self._head(partition, value)
+        keys: dict[str, bytes] = {}
+        for key in reads.keys:
+            for (value,) in run(REC, (p, key)).fetchall():
+                keys[key] = value
+        return Records(
+            head=head,
+            rev=rev,
+            next_seq=next_seq,
+            pruned_through=pruned,
+            now_ms=self._clock.now(),
+            keys=keys,
+            ranges={r: records_page(run, p, r) for r in reads.ranges},
+            owners={owner: owner_lease(run, owner, self._clock) for owner in reads.owners},
+            log=self._rows(p, reads.log) if reads.log else [],
+            streams={r: self._stream(p, r) for r in reads.streams},
+        )
+
+    def _head(self, partition: str, value: bytes) -> SessionHead:
+        cached = self._heads.get(partition)
+        if cached is not None and cached[0] == value:
+            return cached[1]
+        head = decode(SessionHead, value, key=partition)
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        self._heads[partition] = (value, head)
+        return head
+
+    def _rows(self, p: int, r: LogRange) -> list[LogRow]:
+        return log_rows(self.run(LOG, (p, r.after, r.through or NO_BOUND, r.limit)))
+
+    def _stream(self, p: int, r: StreamRange) -> list[LogRow]:
+        return log_rows(self.run(STREAM, (p, r.stream, r.first, r.last or NO_BOUND, r.limit)))
+
+    def ready(self, scan: ReadyScan) -> ReadyPage:
+        now_ms = self._clock.now()
+        due_ms, p, item = -NO_BOUND, -1, ""
+        if scan.after is not None:
+            due_ms, partition, item = scan.after
+            rows = self.run(HEAD, (partition,)).fetchall()
+            p = rows[0][0] if rows else -1
+        found = self.run(READY, (scan.kind, scan.klass, now_ms, due_ms, p, item, scan.limit)).fetchall()
+        later = self.run(NEXT_DUE, (scan.kind, scan.klass, now_ms)).fetchall()
+        items = [ReadyItem(name, item, value, due_ms, scan.klass) for name, item, value, due_ms in found]
+        return ReadyPage(items, now_ms, later[0][0] if later else None)
+
+    def sessions(self, scan: SessionScan) -> list[str]:
+        after = scan.after >= scan.prefix
+        # The partition of no Session has the empty name, which is above nothing.
+        statement = NAMES_AFTER if after else NAMES_FROM
+        bounds = (scan.after if after else scan.prefix, prefix_end(scan.prefix), scan.limit)
+        return [name for (name,) in self.run(statement, bounds)]
+
+    def owners(self, after: str, limit: int) -> list[OwnerLease]:
+        rows = self.run(OWNERS, (OWNER + after, limit)).fetchall()
+        return [judge(key[len(OWNER) :], LeaseRow.decode(value), self._clock) for key, value in rows]
+
+    def owner_names(self) -> list[str]:
+        return [key[len(OWNER) :] for key, _ in self.run(OWNERS, (OWNER, -1))]

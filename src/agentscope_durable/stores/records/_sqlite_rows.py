@@ -1,0 +1,123 @@
+"""The statements of the SQLite store, and rows in and out.
+
+Their texts are few and constant, so that SQLite keeps every one of them prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, cast
+
+from agentscope_durable.spi.record_store import LogRow, OwnerLease, Range
+from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
+
+
+class Rows(Protocol):
+    """What a statement gives back. Columns are typed by the schema, which is strict."""
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+Execute = Callable[..., Rows]
+
+HOST_P = 0
+"""`head.p` of the partition of no Session."""
+OWNER = "owner/"
+"""Leases stand in that partition under this prefix."""
+NO_BOUND = 2**62
+CHUNKS = (32, 8, 1)
+"""Rows per statement: many rows in one statement cost the interpreter lock once."""
+
+
+def _many(insert: str, width: int, upsert: str = "") -> dict[int, str]:
+    """One statement per chunk size, so that their texts stay few and prepared."""
+    row = f"({','.join('?' * width)})"
+    return {size: f"insert into {insert} values {','.join([row] * size)} {upsert}" for size in CHUNKS}  # noqa: S608
+
+
+LOG_INSERT = _many("log(p, first, rev, count, at_ms, commit_id, stream, at, events, private, journal)", 11)
+HEAD_UPSERT = _many(
+    "head(p, name, rev, next_seq, pruned, value)",
+    6,
+    "on conflict(p) do update set "
+    "rev=excluded.rev, next_seq=excluded.next_seq, pruned=excluded.pruned, value=excluded.value",
+)
+REC_UPSERT = _many("rec(p, key, value)", 3, "on conflict(p, key) do update set value=excluded.value")
+REC_DELETE = "delete from rec where p=? and key=?"
+READY_UPSERT = _many(
+    "ready(kind, p, item, klass, due_ms, value)",
+    6,
+    "on conflict(kind, p, item) do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value",
+)
+READY_DELETE = "delete from ready where kind=? and p=? and item=?"
+PRUNE = "update log set events=null where p=? and first>? and first<=? and count>0 and first+count-1<=?"
+PRUNED = "select first + count - 1 from log where p=? and first<=? and count>0 order by first desc, rev desc limit 2"
+
+HEAD = "select p, rev, next_seq, pruned, value from head where name=?"
+REC = "select value from rec where p=? and key=?"
+LAST_P = "select coalesce(max(p), 0) from head"
+LAST_MS = "select at_ms from log order by id desc limit 1"
+COMMITTED = "select 1 from log where p=? and first=? and rev=? and commit_id=?"
+# `b""`, a blob, is above every text: the upper bound where there is none.
+PAGE_AFTER = "select key, value from rec where p=? and key>? and key<? order by key limit ?"
+PAGE_FROM = "select key, value from rec where p=? and key>=? and key<? order by key limit ?"
+NAMES_AFTER = "select name from head where name>? and name<? order by name limit ?"
+NAMES_FROM = "select name from head where name>=? and name<? order by name limit ?"
+_LOG_COLUMNS = "first, count, rev, at_ms, commit_id, events, private, journal, stream, at"
+LOG = f"""select {_LOG_COLUMNS} from log
+    where p=?1 and count>0 and first+count>?2+1 and first<=?3 and first>=coalesce(
+        (select first from log where p=?1 and first<=?2+1 and count>0 order by first desc, rev desc limit 1), 0)
+    order by first, rev limit ?4"""  # noqa: S608 - constants only
+STREAM = f"select {_LOG_COLUMNS} from log where p=? and stream=? and at>=? and at<=? order by at, id limit ?"  # noqa: S608
+READY = """select head.name, ready.item, ready.value, ready.due_ms from ready join head on head.p=ready.p
+    where kind=? and klass=? and due_ms<=? and (due_ms, ready.p, item)>(?, ?, ?)
+    order by due_ms, ready.p, item limit ?"""
+NEXT_DUE = "select due_ms from ready where kind=? and klass=? and due_ms>? order by due_ms limit 1"
+OWNERS = "select key, value from rec where p=0 and key>? and key<'owner0' order by key limit ?"
+
+
+def records_page(run: Execute, p: int, r: Range) -> list[tuple[str, bytes]]:
+    after = r.after >= r.prefix
+    statement = PAGE_AFTER if after else PAGE_FROM
+    return run(statement, (p, r.after if after else r.prefix, prefix_end(r.prefix), r.limit)).fetchall()
+
+
+def prefix_end(prefix: str) -> str | bytes:
+    """The least text that is above everything with this prefix, in the order of code points."""
+    while prefix:
+        last = ord(prefix[-1])
+        if last < 0x10FFFF:
+            # Surrogates are no text: the code point after U+D7FF is U+E000.
+            return prefix[:-1] + chr(0xE000 if last == 0xD7FF else last + 1)
+        prefix = prefix[:-1]
+    return b""
+
+
+def owner_lease(run: Execute, owner: str, clock: RisingClock) -> OwnerLease:
+    rows = run(REC, (HOST_P, OWNER + owner)).fetchall()
+    return judge(owner, LeaseRow.decode(rows[0][0]) if rows else None, clock)
+
+
+def log_rows(rows: Iterable[tuple[object, ...]]) -> list[LogRow]:
+    found: list[LogRow] = []
+    for row in rows:
+        first, count, rev, at_ms, commit_id, events, private, journal, stream, at = cast(
+            "tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None, str | None, int]", row
+        )
+        found.append(
+            LogRow(
+                first=first,
+                count=count,
+                rev=rev,
+                at_ms=at_ms,
+                commit_id=commit_id.hex(),
+                events=events or b"",
+                private=private or b"",
+                journal=journal or b"",
+                stream=stream or "",
+                at=at,
+            )
+        )
+    return found

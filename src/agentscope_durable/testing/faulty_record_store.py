@@ -1,0 +1,153 @@
+"""A record store that fails when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentscope_durable.contracts.errors import Unavailable, Uncertain
+from agentscope_durable.spi.record_store import (
+    PAGE_MAX,
+    Capabilities,
+    Committed,
+    Decide,
+    OwnerLease,
+    Reads,
+    ReadyPage,
+    ReadyScan,
+    Records,
+    RecordStore,
+    SessionScan,
+)
+
+
+@dataclass
+class _Plan:
+    """Which calls of one method fail: those numbered `first` to `last`, counted from when it was armed."""
+
+    first: int
+    last: int
+    error: Callable[[], Exception]
+    applied: bool
+    calls: int = field(default=0)
+
+
+class FaultyRecordStore:
+    """Wraps a store; until something is armed it behaves as the store does.
+
+    `fail` lets a call fail with nothing done; `lose_answer` lets the work be done and reports `Uncertain`
+    (C58). `calls` counts the calls by method.
+    """
+
+    def __init__(self, inner: RecordStore) -> None:
+        self.inner = inner
+        self.calls: dict[str, int] = {}
+        self._plans: dict[str, list[_Plan]] = {}
+
+    def fail(
+        self,
+        method: str = "transact",
+        *,
+        nth: int = 1,
+        times: int = 1,
+        error: Callable[[], Exception] = lambda: Unavailable("a test made the store fail"),
+    ) -> None:
+        """The `nth` call of a method from now on, and `times` - 1 more after it, raise and do nothing."""
+        self._plans.setdefault(method, []).append(_Plan(nth, nth + times - 1, error, applied=False))
+
+    def lose_answer(
+        self,
+        method: str = "transact",
+        *,
+        nth: int = 1,
+        times: int = 1,
+        error: Callable[[], Exception] = lambda: Uncertain("the commit", reason="a test lost the answer"),
+    ) -> None:
+        """As `fail`, but the work is done before the error is raised."""
+        self._plans.setdefault(method, []).append(_Plan(nth, nth + times - 1, error, applied=True))
+
+    def heal(self) -> None:
+        """Nothing fails any more."""
+        self._plans.clear()
+
+    def _due(self, method: str) -> _Plan | None:
+        self.calls[method] = self.calls.get(method, 0) + 1
+        due: _Plan | None = None
+        for plan in self._plans.get(method, []):
+            plan.calls += 1
+            if due is None and plan.first <= plan.calls <= plan.last:
+                due = plan
+        return due
+
+    def _before(self, method: str) -> _Plan | None:
+        plan = self._due(method)
+        if plan is not None and not plan.applied:
+            raise plan.error()
+        return plan
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
+        plan = self._before("transact")
+        answer = await self.inner.transact(partition, reads, decide)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def read(self, partition: str, reads: Reads) -> Records:
+        plan = self._before("read")
+        answer = await self.inner.read(partition, reads)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        plan = self._before("ready")
+        answer = await self.inner.ready(scan)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def sessions(self, scan: SessionScan) -> list[str]:
+        plan = self._before("sessions")
+        answer = await self.inner.sessions(scan)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
+        plan = self._before("owners")
+        answer = await self.inner.owners(after, limit)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
+        plan = self._before("renew")
+        self.inner.renew(owner, lease_ms, value)
+        if plan is not None:
+            raise plan.error()
+
+    async def release(self, owner: str) -> None:
+        plan = self._before("release")
+        await self.inner.release(owner)
+        if plan is not None:
+            raise plan.error()
+
+    async def dead_owners(self) -> list[str]:
+        plan = self._before("dead_owners")
+        answer = await self.inner.dead_owners()
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    def announce(self, owner: str) -> None:
+        """Passed on to a store that knows it."""
+        announce: Callable[[str], None] | None = getattr(self.inner, "announce", None)
+        if announce is not None:
+            announce(owner)
+
+    async def close(self) -> None:
+        await self.inner.close()

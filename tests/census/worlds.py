@@ -1,0 +1,224 @@
+"""What the census runs: the same story told by two agents, and what is known of it outside the product.
+
+A world is a folder: the store, a ledger of effects, a ledger of what the client was told. It can be opened again by any
+process, and every client action in it carries its request id, so that a new process just tells the story again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.errors import AlreadyDecided, InvalidTransition, NotFound, Terminal
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import ExecutionKind, ReplayRule, TurnStatus, WaitKind
+from agentscope_durable.contracts.views import TurnView
+from agentscope_durable.runtime.handles import DurableSession, DurableTurn
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.executor import Cancelled, Executor, Succeeded
+from agentscope_durable.spi.harness import HarnessAdapter
+from agentscope_durable.testing.census import (
+    answers_once,
+    calls_answered,
+    effects_once,
+    nothing_stuck,
+    replay_agrees,
+    submits_once,
+)
+from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.scripted_harness import (
+    ScriptedHarness,
+    approval,
+    external,
+    final,
+    local,
+    say,
+    together,
+)
+from tests.census.job_executor import ENDLESS, SLOW, JobExecutor
+
+KEY = SessionKey("census", "session")
+ROUTE = "ops"
+SECONDS_MAX = 25.0
+LARGE = 70_000
+"""Characters of a result that does not stay in the records."""
+
+
+class World(Protocol):
+    """One agent, and its folder."""
+
+    folder: Path
+    effects: Ledger
+    told: Ledger
+
+    def adapter(self) -> HarnessAdapter: ...
+
+    def done(self) -> list[tuple[str, str]]:
+        """(Turn id, call id) of every effect that happened."""
+        ...
+
+    def asked(self) -> Mapping[str, int] | None:
+        """Message id to requests that reached the model; None when the ledger cannot tell."""
+        ...
+
+    async def transcript(self, backend: SessionBackend) -> list[str]:
+        """What is wrong with the agent's own conversation."""
+        ...
+
+
+class ScriptedWorld:
+    """`ScriptedHarness`."""
+
+    rerunnable = frozenset({"look"})
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.effects = Ledger(folder / "effects")
+        self.told = Ledger(folder / "told")
+
+    def adapter(self) -> HarnessAdapter:
+        return ScriptedHarness(
+            {
+                "investigate": [
+                    together(local("look", rule=ReplayRule.SAFE), local("patch", value="x" * LARGE)),
+                    together(external(ROUTE, "page"), external(ROUTE, SLOW)),
+                    say("What I found so far."),
+                    approval("restart"),
+                    final("done, {inputs}"),
+                ],
+                "wait": [external(ROUTE, ENDLESS), final("never said")],
+                "report": [final("after {context}")],
+            },
+            ledger=self.effects,
+        )
+
+    def done(self) -> list[tuple[str, str]]:
+        words = [line.split(" ") for line in self.effects.lines]
+        return [(line[1], line[2]) for line in words if line[0] in ("tool", "effect")]
+
+    def asked(self) -> Mapping[str, int]:
+        return Counter(line.split(" ")[1] for line in self.effects.lines if line.startswith("model "))
+
+    async def transcript(self, backend: SessionBackend) -> list[str]:
+        del backend
+        return []
+
+
+# ------------------------------------------------------------ telling the story
+
+
+@asynccontextmanager
+async def host(world: World, **options: Any) -> AsyncIterator[tuple[DurableRuntime, SessionBackend]]:
+    executors: dict[str, Executor] = {ROUTE: JobExecutor(world.effects)}
+    async with LocalBackend.open(world.folder) as backend:
+        runtime = DurableRuntime(
+            backend=backend,
+            harnesses=[Harness("census", "v1", world.adapter())],
+            executors=executors,
+            poll_interval=0.05,
+            **options,
+        )
+        async with runtime:
+            yield runtime, backend
+
+
+async def tell(world: World) -> None:
+    """The whole story. Told again by another process, it goes on where the former one was killed."""
+    async with asyncio.timeout(SECONDS_MAX), host(world) as (runtime, backend):
+        session = await runtime.create_session(KEY, "census")
+        await runtime.start()
+        turns = {name: await _submit(world, session, name) for name in ("investigate", "wait", "report")}
+        async with session.stream_events() as events:
+            while True:
+                views = {name: await turn.status() for name, turn in turns.items()}
+                if all(view.status.terminal for view in views.values()):
+                    break
+                for name, view in views.items():
+                    await _act(world, backend, turns[name], view)
+                await anext(events)
+
+
+async def _submit(world: World, session: DurableSession, name: str) -> DurableTurn:
+    turn = await session.submit(f"submit-{name}", name)
+    world.told.write(f"submit-{name} {turn.turn_id}")
+    return turn
+
+
+async def _act(world: World, backend: SessionBackend, turn: DurableTurn, view: TurnView) -> None:
+    """What people do when they see the Turn like this. Each act has its own request id, so repeating it is nothing."""
+    for waiting in view.waiting_on:
+        match waiting.kind:
+            case WaitKind.APPROVAL:
+                # Before the answer: so every telling steers the same Turn at the same place.
+                await _ignoring_late(turn.steer("steer", "mind the cache"))
+                await _ignoring_late(turn.respond(f"answer-{waiting.id}", waiting.id, True))
+            case WaitKind.TOOL_UNKNOWN:
+                await _ignoring_late(_reconcile(world, backend, turn, waiting.call_id or ""))
+            case _:
+                pass
+    if view.request_id == "submit-wait" and not view.cancel_requested:
+        calls = await turn.list_tools()
+        if any(call.kind is ExecutionKind.EXTERNAL and call.state.value == "RUNNING" for call in calls):
+            await _ignoring_late(turn.cancel("cancel"))
+
+
+async def _reconcile(world: World, backend: SessionBackend, turn: DurableTurn, call_id: str) -> None:
+    """Evidence settles it: the ledger says whether the effect happened."""
+    happened = (turn.turn_id, call_id) in world.done()
+    result = Succeeded(value="seen to have happened") if happened else Cancelled("it did not happen")
+    await HostOperations(backend).reconcile_tool(
+        _Named(turn), call_id, request_id=f"reconcile-{turn.turn_id}-{call_id}", result=result, evidence_ref="ledger"
+    )
+
+
+class _Named:
+    def __init__(self, turn: DurableTurn) -> None:
+        self.session_key = turn.thread_key.session
+        self.thread_id = turn.thread_key.thread_id
+        self.turn_id = turn.turn_id
+
+
+async def _ignoring_late(act: Any) -> None:
+    """A Turn may have moved on between the look and the act; that is no fault of either."""
+    try:
+        await act
+    except (AlreadyDecided, InvalidTransition, NotFound, Terminal):
+        pass
+
+
+# ------------------------------------------------------------ judging it
+
+
+async def judge(world: World) -> list[str]:
+    """S1 to S5 and P4, read by a process that ran nothing of it; [] when all hold."""
+    async with LocalBackend.open(world.folder) as backend:
+        acknowledged = dict(line.split(" ") for line in world.told.lines)
+        wrong = [
+            *await submits_once(backend, KEY, acknowledged),
+            *await effects_once(backend, KEY, world.done(), rerunnable=frozenset({"look"})),
+            *await calls_answered(backend, KEY),
+            *await world.transcript(backend),
+            *await replay_agrees(backend, KEY),
+            *await nothing_stuck(backend, KEY, routes=[ROUTE]),
+            *await answers_once(backend, KEY, world.asked()),
+        ]
+        async with DurableRuntime(backend=backend) as runtime:
+            session = runtime.get_session(KEY)
+            for name, turn_id in acknowledged.items():
+                turn = session.get_turn(turn_id)
+                view = await turn.status()
+                expected = TurnStatus.CANCELLED if name == "submit-wait" else TurnStatus.COMPLETED
+                if view.status is not expected:
+                    wrong.append(f"{name} is {view.status}, not {expected}: {view}")
+                elif name == "submit-investigate":
+                    answer = str(await turn.result())
+                    if "mind the cache" not in answer:
+                        wrong.append(f"the steer is lost: {answer!r}")
+        return wrong
