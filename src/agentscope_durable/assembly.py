@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.errors import InvalidRequest, StoreReadOnly
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
@@ -47,7 +48,7 @@ class LocalBackend(TransactionalSessionBackend):
             wakeups: transport of change hints; by default within this process, other processes poll.
             policy: authorisation inside the transaction (BE-18).
             environment: time, chance and threads.
-            sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict, ...
+            sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict.
         """
         return _Opening(Path(directory), wakeups or LocalWakeups(), policy, environment, sqlite)
 
@@ -93,7 +94,7 @@ class _Opening:
 
     async def _open(self) -> LocalBackend:
         directory = self._directory
-        await self._environment.call_in_thread(lambda: directory.mkdir(parents=True, exist_ok=True))
+        await self._environment.call_in_thread(lambda: _make_folder(directory))
         records = await SqliteRecordStore.open(directory / DATABASE, environment=self._environment, **self._sqlite)
         return LocalBackend(
             records,
@@ -103,6 +104,17 @@ class _Opening:
             environment=self._environment,
             owns_store=True,
         )
+
+
+def _make_folder(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise StoreReadOnly(str(directory)) from error
+    except OSError as error:
+        raise InvalidRequest(
+            f"the folder {str(directory)!r} cannot be made: {error.strerror}", path="directory"
+        ) from error
 
 
 class MemoryBackend(TransactionalSessionBackend):

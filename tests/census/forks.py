@@ -61,7 +61,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "DURABLE_FAILPOINT": "", "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "DURABLE_FAILPOINT": "", "PYTHONWARNINGS": "ignore", "OPENBLAS_NUM_THREADS": "1"},
         )
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -174,23 +174,14 @@ async def _reconcile(world: World, backend: SessionBackend, turn: DurableTurn, c
     happened = (turn.turn_id, call_id) in world.done()
     result = Succeeded(value="seen to have happened") if happened else Cancelled("it did not happen")
     await HostOperations(backend).reconcile_tool(
-        _Named(turn), call_id, request_id=f"reconcile-{turn.turn_id}-{call_id}", result=result, evidence_ref="ledger"
+        turn, call_id, request_id=f"reconcile-{turn.turn_id}-{call_id}", result=result, evidence_ref="ledger"
     )
-
-
-class _Named:
-    def __init__(self, turn: DurableTurn) -> None:
-        self.session_key = turn.thread_key.session
-        self.thread_id = turn.thread_key.thread_id
-        self.turn_id = turn.turn_id
 
 
 async def _ignoring_late(act: Any) -> None:
     """A Turn may have moved on between the look and the act; that is no fault of either."""
-    try:
+    with suppress(AlreadyDecided, InvalidTransition, NotFound, Terminal):
         await act
-    except (AlreadyDecided, InvalidTransition, NotFound, Terminal):
-        pass
 
 
 # ------------------------------------------------------------ judging it

@@ -148,6 +148,12 @@ def test_a_key_names_the_id_that_is_wrong() -> None:
         assert caught.value.path == path
 
 
+@pytest.mark.parametrize("given", ["conversation-1", ("application", "conversation-1"), None])
+def test_what_is_no_key_is_refused(given: object) -> None:
+    with pytest.raises(InvalidRequest, match="SessionKey"):
+        check_key(given)  # type: ignore[arg-type]
+
+
 @pytest.mark.spec("PT-11")
 def test_a_key_is_camel_case_on_the_wire_and_frozen_in_python() -> None:
     key = ThreadKey(SessionKey("application", "conversation-1"))

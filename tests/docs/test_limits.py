@@ -25,13 +25,17 @@ def number(text: str) -> float:
 
 def present(name: str) -> object:
     """`contracts.ids.ID_CHARS_MAX`, or `runtime.runtime.DurableRuntime.lease`: the default of an argument."""
-    path, _, last = f"agentscope_durable.{name}".rpartition(".")
-    try:
-        return getattr(importlib.import_module(path), last)
-    except ImportError:
-        module, _, kind = path.rpartition(".")
-        argument = inspect.signature(getattr(importlib.import_module(module), kind)).parameters[last]
-        return argument.default
+    *parts, last = name.split(".")
+    path = "agentscope_durable"
+    found: object = importlib.import_module(path)
+    for part in parts:
+        path = f"{path}.{part}"
+        inner = inspect.ismodule(found) and part.islower()
+        found = importlib.import_module(path) if inner else getattr(found, part)
+    if inspect.ismodule(found):
+        return getattr(found, last)
+    assert callable(found)
+    return inspect.signature(found).parameters[last].default
 
 
 @pytest.mark.parametrize(("name", "value"), ROWS, ids=lambda text: text)
@@ -40,6 +44,8 @@ def test_a_bound_is_what_the_page_says(name: str, value: str) -> None:
 
 
 def test_every_bound_of_the_page_is_compared() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and re.search(r"`[a-z_.]+\.[A-Za-z_.]+` \|$", line)]
+    rows = [
+        line for line in PAGE.splitlines() if line.startswith("| ") and re.search(r"`[a-z_.]+\.[A-Za-z_.]+` \|$", line)
+    ]
 
     assert len(rows) == len(ROWS) > 30

@@ -76,7 +76,7 @@ def test_the_commands_are_targets_of_the_makefile() -> None:
 
 MY_APP = """
 from agentscope.permission import PermissionBehavior, PermissionDecision
-from agentscope.tool import FunctionTool, Toolkit
+from agentscope.tool import FunctionTool
 
 from agentscope_durable.testing.scripted_model import Call, by_round, scripted_model
 
@@ -89,7 +89,7 @@ def list_files() -> str:
 
 
 allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
-toolkit = Toolkit(tools=[FunctionTool(list_files, permission=allowed)])
+tools = [FunctionTool(list_files, permission=allowed)]
 model = scripted_model(by_round(Call("list_files"), "One file: report.md"), ledger="provider")
 """
 
@@ -103,7 +103,7 @@ def before_and_after() -> tuple[str, str]:
 
 
 def run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run what a user has: the script, and a module `my_app` with a model and a toolkit."""
+    """Run what a user has: the script, and a module `my_app` with a model and tools."""
     (folder / "my_app.py").write_text(MY_APP, encoding="utf-8")
     (folder / "script.py").write_text(script, encoding="utf-8")
     return subprocess.run(
@@ -147,5 +147,9 @@ def test_the_changed_script_run_again_asks_nobody_again(tmp_path: Path) -> None:
 def test_the_change_is_small() -> None:
     [diff] = [code for info, code in blocks(ENGLISH) if info == "diff"]
 
-    added = [line for line in diff.splitlines() if line.startswith("+") and not line[1:].lstrip().startswith(("import", "from"))]
+    added = [
+        line
+        for line in diff.splitlines()
+        if line.startswith("+") and not line[1:].lstrip().startswith(("import", "from"))
+    ]
     assert len(added) <= 10

@@ -16,6 +16,7 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import ReadyRow
 from agentscope_durable.contracts.events import BODY_FIELDS, PublicEvent, StoredEvent
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.projection import tool_key
 from agentscope_durable.contracts.records import (
     Condition,
     ExecutionRecord,
@@ -258,7 +259,9 @@ class World:
     @staticmethod
     def _runs(now: Dump, record: TurnRecord, owner: ThreadHead | None) -> None:
         """At most one Run is under way, and it is the owner's (Q-09)."""
-        running = [run.run_id for run in now.all(keys.runs(record.turn_id), RunRecord) if run.status is RunStatus.RUNNING]
+        running = [
+            run.run_id for run in now.all(keys.runs(record.turn_id), RunRecord) if run.status is RunStatus.RUNNING
+        ]
         assert running == ([owner.run.run_id] if owner is not None and owner.run.run_id else [])
 
     # ---- tool calls and questions ----
@@ -269,6 +272,15 @@ class World:
             assert len(found) <= 1, "one condition for one call"
             self._effect(execution, found[0] if found else None, state, owner)
             self._dispatch(now, record, execution)
+            self._tool(record, execution)
+
+    def _tool(self, record: TurnRecord, execution: ExecutionRecord) -> None:
+        """What an observer folded of a call is what is stored of it (PR-05, PR-08)."""
+        shown = self.fold.projection.tools[tool_key(record.thread_id, record.turn_id, execution.call_id)]
+        assert (shown.state, shown.kind) == (execution.state, execution.kind)
+        assert (shown.received_at_ms or 0, shown.applied_at_ms or 0) == (execution.received_ms, execution.applied_ms)
+        assert shown.cancel_requested is execution.cancel_requested
+        assert (shown.execution_id is not None) is (execution.kind is ExecutionKind.EXTERNAL)
 
     @staticmethod
     def _effect(
@@ -283,6 +295,9 @@ class World:
             assert condition is not None, f"a call is {execution.state}, and nothing in its Turn says so"
             unknown = execution.state is ExecutionState.UNKNOWN
             assert condition.kind is (WaitKind.TOOL_UNKNOWN if unknown else WaitKind.TOOL_RUNNING)
+        if execution.state is ExecutionState.AWAITING_APPROVAL:
+            asked = [c for c in state.conditions if c.call_id == execution.call_id and c.kind is WaitKind.APPROVAL]
+            assert asked, "a call waits for approval, and nobody is asked"
         if condition is None:
             return
         lost = (

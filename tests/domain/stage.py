@@ -161,20 +161,16 @@ class Stage:
             session=self.session, thread_id=thread, request_id=request_id, content=text(words), digest=words
         )
 
-    def _request(self, kind: type[Any], turn: str, request_id: str, thread: str, **fields: Any) -> Any:
+    def _request(self, kind: type[Any], /, turn: str, request_id: str, thread: str, **fields: Any) -> Any:
         return self.do(
             kind(session=self.session, thread_id=thread, turn_id=turn, request_id=request_id, **fields),
         )
 
     def steer(self, turn: str, request_id: str = "steer", words: str = "left", *, thread: str = MAIN) -> Any:
-        return self._request(
-            c.AddInput, turn, request_id, thread, kind="steer", content=text(words), digest=words
-        )
+        return self._request(c.AddInput, turn, request_id, thread, kind="steer", content=text(words), digest=words)
 
     def inject(self, turn: str, request_id: str = "inject", words: str = "note", *, thread: str = MAIN) -> Any:
-        return self._request(
-            c.AddInput, turn, request_id, thread, kind="inject", content=text(words), digest=words
-        )
+        return self._request(c.AddInput, turn, request_id, thread, kind="inject", content=text(words), digest=words)
 
     def withdraw(self, turn: str, target: str, request_id: str = "withdraw", *, thread: str = MAIN) -> Any:
         return self._request(c.Withdraw, turn, request_id, thread, target_request_id=target)
@@ -185,9 +181,7 @@ class Stage:
     def pause(self, turn: str, request_id: str = "pause", *, thread: str = MAIN) -> Any:
         return self._request(c.Pause, turn, request_id, thread)
 
-    def resume(
-        self, turn: str, request_id: str = "resume", *, revision: int | None = None, thread: str = MAIN
-    ) -> Any:
+    def resume(self, turn: str, request_id: str = "resume", *, revision: int | None = None, thread: str = MAIN) -> Any:
         revision = self.state(turn).revision if revision is None else revision
         return self._request(c.Resume, turn, request_id, thread, expected_revision=revision)
 
@@ -243,9 +237,7 @@ class Stage:
     ) -> c.ExecutionGrant:
         self.alive(owner)
         return self.do(
-            c.ClaimExecution(
-                session=self.session, thread_id=thread, turn_id=turn, call_id=call, owner=owner, dead=dead
-            )
+            c.ClaimExecution(session=self.session, thread_id=thread, turn_id=turn, call_id=call, owner=owner, dead=dead)
         )
 
     def outcome(
@@ -489,14 +481,10 @@ def local(
 
 
 def gated(call: str = "c2") -> c.ToolCommit:
-    return c.ToolCommit(
-        call_id=call, state=ExecutionState.AWAITING_APPROVAL, name="delete", arguments=body_of("{}")
-    )
+    return c.ToolCommit(call_id=call, state=ExecutionState.AWAITING_APPROVAL, name="delete", arguments=body_of("{}"))
 
 
-def question(
-    interaction: str, call: str, kind: InteractionKind = InteractionKind.APPROVAL
-) -> c.InteractionCommit:
+def question(interaction: str, call: str, kind: InteractionKind = InteractionKind.APPROVAL) -> c.InteractionCommit:
     return c.InteractionCommit(
         interaction_id=interaction, call_id=call, kind=kind, name="delete", arguments=body_of("{}")
     )

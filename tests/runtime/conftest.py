@@ -1,9 +1,9 @@
-"""What the stories of this folder share: a backend, a host over it, and ways to wait for what should happen."""
+"""What the stories of this folder share: a backend, hosts over it, and ways to wait for what should happen."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.errors import HostClosed
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.spi.backend import Wakeups
+from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Action, ScriptedHarness
 
 SECONDS = 30.0
@@ -24,30 +26,21 @@ SECONDS = 30.0
 KEY = SessionKey("app", "c1")
 
 
-class Store:
-    """One place of storage that several hosts open."""
-
-    def __init__(self, kind: str, records: Any, wakeups: Wakeups) -> None:
-        self.kind = kind
-        self.records = records
-        self.wakeups = wakeups
-
-    def backend(self, *, wakeups: Wakeups | None = None, **options: Any) -> TransactionalSessionBackend:
-        return TransactionalSessionBackend(self.records, wakeups=wakeups or self.wakeups, **options)
-
-
-@pytest.fixture(params=["memory", "sqlite"], name="backend_kind")
-def _backend_kind(request):
-        records: Any = MemoryRecordStore()
-    else:
-        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL")
-    yield Store(request.param, records, LocalWakeups())
-    await records.close()
-
-
 @pytest.fixture
-def backend(store: Store) -> TransactionalSessionBackend:
-    return store.backend()
+def clock() -> ManualClock:
+    """The store's clock, for a test that asks for it: no time passes for the store but what the test lets pass."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[TransactionalSessionBackend]:
+    clock: Any = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    if request.param == "memory":
+        records: Any = MemoryRecordStore(clock)
+    else:
+        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL", clock=clock)
+    yield TransactionalSessionBackend(records, wakeups=LocalWakeups())
+    await records.close()
 
 
 class Hosts:
@@ -60,18 +53,19 @@ class Hosts:
 
     async def open(
         self,
-        script: Sequence[Action] | ScriptedHarness | None = None,
+        script: Sequence[Action] | HarnessAdapter | None = None,
         *,
         name: str = "agent",
         version: str = "v1",
         start: bool = True,
         **options: Any,
     ) -> DurableRuntime:
-        """A runtime with one scripted harness; without a script an API host."""
+        """A runtime with one scripted harness; without a script or harnesses an API host."""
         if script is not None:
-            adapter = script if isinstance(script, ScriptedHarness) else ScriptedHarness(script)
+            adapter: Any = ScriptedHarness(script) if isinstance(script, Sequence) else script
             options.setdefault("harnesses", [Harness(name, version, adapter)])
         options.setdefault("poll_interval", 0.05)
+        options.setdefault("close_timeout", 0.5)
         options.setdefault("on_error", self.errors.append)
         options.setdefault("backend", self.backend)
         runtime = await self._stack.enter_async_context(DurableRuntime(**options))
@@ -84,6 +78,34 @@ class Hosts:
 async def hosts(backend: TransactionalSessionBackend) -> AsyncGenerator[Hosts]:
     async with AsyncExitStack() as stack:
         yield Hosts(backend, stack)
+
+
+class _Nowhere:
+    """The backend as a host sees it that has been cut off: nothing it sends arrives."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    async def execute(self, command: Any, **_: Any) -> Any:
+        raise HostClosed(f"backend of a dead host ({type(command).__name__})")
+
+    async def query(self, question: Any, **_: Any) -> Any:
+        raise HostClosed("backend of a dead host")
+
+    ready = owners = dead_owners = put_body = open_body = query
+
+    def wakeups(self) -> Any:
+        return self._backend.wakeups()
+
+
+def kill(runtime: DurableRuntime) -> None:
+    """This host is gone, as far as the store can see: it renews nothing, commits nothing and gives nothing back."""
+    runtime._host.backend = _Nowhere(runtime._host.backend)
+    runtime._host.draining = runtime._host.closing = True
+    if runtime._heartbeat is not None:
+        runtime._heartbeat._stopping.set()
+        runtime._heartbeat = None
+    runtime._runner.tell()
 
 
 async def turn_is(turn: Any, *statuses: str, where: Callable[[Any], bool] = lambda view: True) -> Any:
@@ -123,3 +145,8 @@ async def all_events(handle: Any) -> list[Any]:
 async def texts(handle: Any) -> list[tuple[str, str]]:
     return [(message.role.value, message.text) for message in await handle.history()]
 
+
+async def refused(awaitable: Awaitable[Any], error: type[BaseException]) -> Any:
+    with pytest.raises(error) as caught:
+        await awaitable
+    return caught.value

@@ -85,8 +85,10 @@ def check_key(key: SessionKey | ThreadKey) -> None:
     """Every id of a key passes `check_id`.
 
     Raises:
-        InvalidRequest: one of them is not allowed.
+        InvalidRequest: one of them is not allowed, or this is no key.
     """
+    if not isinstance(key, SessionKey | ThreadKey):
+        raise InvalidRequest(f"a key is a SessionKey(namespace, session_id), not {type(key).__name__}", path="key")
     if isinstance(key, ThreadKey):
         _ = check_id("thread_id", key.thread_id)
         key = key.session

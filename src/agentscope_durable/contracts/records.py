@@ -105,7 +105,8 @@ class Condition(_Record, frozen=True):
         id: interaction id, execution id or signal key.
         call_id: tool call it belongs to; "" for a signal.
         since_ms: when it was opened.
-        ready: an answer or outcome is stored and not applied yet.
+        ready: it holds the Turn no longer: an answer or outcome is stored and not applied yet, or a local tool
+            was lost that may simply be run again.
         deadline_ms: for a signal: when it stops waiting; 0 never.
     """
 
@@ -358,12 +359,14 @@ class ExecutionRecord(_Record, frozen=True):
             outside any Run did it (then `applied_ms` is set).
         evidence: reference given at reconciliation.
         tries: queries so far while the outcome is not known.
-        late: an outcome that arrived after the call was settled; kept, never applied (UN-12).
+        late: result of an outcome that arrived after the call was settled; kept, never applied (UN-12).
         attempt: starts so far; above 1 only for a local tool that may be run again.
         seq: number of the event that holds the result; the record's `result` is None in the store
             then, and readers fill it in from there (a body is stored once).
         requested_seq: number of the `tool.requested` event that holds the arguments, and the order of
             calls that were opened by one commit; 0 when it was not noted.
+        run_id: Run that started a LOCAL call last; only that one can know what became of it.
+        late_state: state of the outcome in `late`.
     """
 
     execution_id: str
@@ -390,6 +393,8 @@ class ExecutionRecord(_Record, frozen=True):
     attempt: int = 1
     seq: int = 0
     requested_seq: int = 0
+    run_id: str = ""
+    late_state: ExecutionState | None = None
 
 
 class RunRecord(_Record, frozen=True):

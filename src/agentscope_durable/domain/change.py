@@ -6,6 +6,7 @@ no clock and touches no store: numbers come from the view, time and seed are arg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ from agentscope_durable.contracts.records import (
     encode,
 )
 from agentscope_durable.domain.ids import commit_id
-from agentscope_durable.domain.turn import due_ms
+from agentscope_durable.domain.turn import at_rest, due_ms
 from agentscope_durable.domain.turn_view import recovery_view, turn_view
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -89,8 +90,15 @@ class Draft:
         data = self._puts[key] if key in self._puts else self.view.get(key)
         return None if data is None else decode(kind, data, key=key)
 
+    def page(self, r: Range, kind: type[S]) -> Iterator[tuple[str, S]]:
+        """Records of a range, each as this draft has already changed it."""
+        for key, stored in self.view.page(r):
+            data = self._puts.get(key, stored)
+            if data is not None:
+                yield key, decode(kind, data, key=key)
+
     def require(self, wanted: tuple[str, ...], ranges: tuple[Range, ...] = ()) -> None:
-        """Ask for everything a rare path will look at in one round, if it was not declared."""
+        """Ask for everything a rare path will look at in one round, if it was not declared (D10)."""
         try:
             for key in wanted:
                 if key not in self._puts:
@@ -157,9 +165,6 @@ class Draft:
     def unready(self, kind: str, item: str) -> None:
         self._ready[kind, item] = None
 
-    def hint(self, key: str) -> None:
-        self._hints[key] = None
-
     def refer(self, digest: str, size: int) -> None:
         """This commit refers to an object: its mark is no longer pending (D11)."""
         if digest:
@@ -209,12 +214,12 @@ class Draft:
 
         While a host owns the Turn the state lives in the head and no ready row exists.
         """
-        after = self.show(record, record.state, after)
         active = self.head.threads.get(record.thread_id)
         if active is not None and active.turn_id == record.turn_id:
+            after = self.show(record, record.state, after)
             self.set_active(record.thread_id, replace(active, turn=after))
-            self.hint(session_hint(keys.partition(self.session)))
             return after
+        after = self.show(record, record.state, at_rest(record.turn_id, after))
         self.put(keys.turn(record.turn_id), replace(record, state=after))
         thread = self.thread(record.thread_id)
         if thread.current == record.turn_id:

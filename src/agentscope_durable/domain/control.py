@@ -35,7 +35,7 @@ from agentscope_durable.domain.admission import reads_request, remember, repeate
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.execution import stop_executions
 from agentscope_durable.domain.finish import end_turn, flag_message, reads_finish
-from agentscope_durable.domain.turn import after_pause, move
+from agentscope_durable.domain.turn import after_pause, move, settling
 
 INPUTS_MAX = 1000
 """Steer and inject inputs one Turn accepts in its life; its end reads them in one page."""
@@ -74,7 +74,19 @@ def accept(
     ordinal: int = 0,
 ) -> Change:
     """Store the changed Turn and the request, and answer with a receipt."""
-    after = draft.store_turn(record, after)
+    return _receipt(draft, c, operation, arguments, record, draft.store_turn(record, after), ordinal=ordinal)
+
+
+def _receipt(
+    draft: Draft,
+    c: Request,
+    operation: str,
+    arguments: dict[str, str],
+    record: TurnRecord,
+    after: TurnState,
+    *,
+    ordinal: int = 0,
+) -> Change:
     receipt = CommandReceipt(
         request_id=c.request_id,
         operation=operation,
@@ -87,10 +99,13 @@ def accept(
     return draft.change(receipt)
 
 
-def _accepted_event(draft: Draft, c: Request, operation: str, turn_id: str, *, applied: bool = False) -> None:
+def _signal_event(
+    draft: Draft, c: Request, operation: str, turn_id: str, state: SignalState, *, reason: str | None = None
+) -> None:
+    """What became of a control: `signal.accepted`, `signal.applied` or `signal.expired`."""
     draft.emit(
-        "signal.applied" if applied else "signal.accepted",
-        SignalChanged(request_id=c.request_id, operation=operation),
+        f"signal.{state.value.lower()}",
+        SignalChanged(request_id=c.request_id, operation=operation, reason=reason),
         thread_id=c.thread_id,
         turn_id=turn_id,
     )
@@ -130,7 +145,7 @@ def add_input(c: AddInput, seed: bytes, view: View, now_ms: int) -> Change | Unc
         ),
     )
     draft.refer(c.content.digest, c.content.size)
-    _accepted_event(draft, c, c.kind, c.turn_id)
+    _signal_event(draft, c, c.kind, c.turn_id, SignalState.ACCEPTED)
     after = replace(
         state,
         inputs=state.inputs + 1,
@@ -191,31 +206,28 @@ def cancel(c: Cancel, seed: bytes, view: View, now_ms: int) -> Change | Unchange
     active = draft.head.threads.get(c.thread_id)
     owned = active is not None and active.turn_id == c.turn_id
     if state.runs == 0 and not owned:
-        return _cancel_unstarted(draft, c, arguments, record)
-    # A second cancel finds the first one at work: nothing is left to do for it.
-    _accepted_event(draft, c, "cancel", c.turn_id, applied=state.cancel != "")
-    after = state
-    if not state.cancel:
-        after = replace(stop_executions(draft, record, state), cancel=c.request_id, settle_ms=0)
+        thread = draft.thread(c.thread_id)
+        if thread.current != c.turn_id:
+            draft.delete(keys.queue(c.thread_id, record.ordinal))
+        ended = end_turn(draft, thread, record, replace(state, cancel=c.request_id), TurnStatus.CANCELLED)
+        return _receipt(draft, c, "cancel", arguments, record, ended)
+    if state.cancel:
+        _signal_event(draft, c, "cancel", c.turn_id, SignalState.EXPIRED, reason=_same(state.cancel))
+        return accept(draft, c, "cancel", arguments, record, state)
+    _signal_event(draft, c, "cancel", c.turn_id, SignalState.ACCEPTED)
+    recovery = state.recovery
+    if recovery is not None and recovery.next_retry_at_ms:
+        # Nothing is tried again (CT-17).
+        recovery = replace(recovery, next_retry_at_ms=0)
+    after = replace(
+        stop_executions(draft, record, state), cancel=c.request_id, recovery=recovery, operator="", settle_ms=0
+    )
     return accept(draft, c, "cancel", arguments, record, after)
 
 
-def _cancel_unstarted(draft: Draft, c: Cancel, arguments: dict[str, str], record: TurnRecord) -> Change:
-    thread = draft.thread(c.thread_id)
-    if thread.current != record.turn_id:
-        draft.delete(keys.queue(c.thread_id, record.ordinal))
-    state = replace(record.state, cancel=c.request_id)
-    end_turn(draft, thread, record, state, TurnStatus.CANCELLED)
-    receipt = CommandReceipt(
-        request_id=c.request_id,
-        operation="cancel",
-        thread_id=c.thread_id,
-        turn_id=c.turn_id,
-        accepted_at_ms=draft.now_ms,
-        revision=record.state.revision + 1,
-    )
-    remember(draft, c.request_id, "cancel", {"thread": c.thread_id, **arguments}, receipt)
-    return draft.change(receipt)
+def _same(request_id: str) -> str:
+    """Why a control that is already asked for has no effect of its own, so that its end can be told at once."""
+    return f"request {request_id!r} asks for the same"
 
 
 # ---- pause and resume ----
@@ -231,22 +243,31 @@ def pause(c: Pause, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     state = record.state
     active = draft.head.threads.get(c.thread_id)
     owned = active is not None and active.turn_id == c.turn_id
-    if state.pause:
-        # Already pausing or paused: admitted, and nothing is left to do for this request.
-        _accepted_event(draft, c, "pause", c.turn_id, applied=True)
-        return accept(draft, c, "pause", arguments, record, state)
-    if owned:
-        _accepted_event(draft, c, "pause", c.turn_id)
+    after = state
+    if settling(state):
+        # A cancelled or failed Turn ends, and no pause holds it (D4).
+        _signal_event(draft, c, "pause", c.turn_id, SignalState.EXPIRED, reason="the turn is being settled")
+    elif state.status is TurnStatus.PAUSED:
+        _signal_event(draft, c, "pause", c.turn_id, SignalState.APPLIED)
+    elif state.pause:
+        _signal_event(draft, c, "pause", c.turn_id, SignalState.EXPIRED, reason=_same(state.pause))
+    elif owned:
+        _signal_event(draft, c, "pause", c.turn_id, SignalState.ACCEPTED)
         after = replace(move(c.turn_id, state, TurnStatus.PAUSING), pause=c.request_id)
     else:
-        _accepted_event(draft, c, "pause", c.turn_id, applied=True)
-        after = paused(c.turn_id, replace(state, pause=c.request_id))
+        after = paused(draft, record, replace(state, pause=c.request_id))
     return accept(draft, c, "pause", arguments, record, after)
 
 
-def paused(turn_id: str, state: TurnState) -> TurnState:
-    """PAUSED now. Any revision from here to the end of this pause is good for `resume` (D4)."""
-    return replace(move(turn_id, state, TurnStatus.PAUSED), paused_revision=state.revision + 1)
+def paused(draft: Draft, record: TurnRecord, state: TurnState) -> TurnState:
+    """The accepted pause has become true. Any revision from now to its end is good for `resume` (D4)."""
+    draft.emit(
+        "signal.applied",
+        SignalChanged(request_id=state.pause, operation="pause"),
+        thread_id=record.thread_id,
+        turn_id=record.turn_id,
+    )
+    return replace(move(record.turn_id, state, TurnStatus.PAUSED), paused_revision=state.revision + 1)
 
 
 def resume(c: Resume, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
@@ -259,7 +280,7 @@ def resume(c: Resume, seed: bytes, view: View, now_ms: int) -> Change | Unchange
     state = record.state
     if state.status is not TurnStatus.PAUSED or not state.paused_revision <= c.expected_revision <= state.revision:
         raise RevisionConflict("turn", c.turn_id, expected=c.expected_revision, actual=state.revision)
-    _accepted_event(draft, c, "resume", c.turn_id, applied=True)
+    _signal_event(draft, c, "resume", c.turn_id, SignalState.APPLIED)
     after = move(c.turn_id, state, after_pause(state, now_ms))
     after = replace(after, pause="", paused_revision=0)
     return accept(draft, c, "resume", arguments, record, after)

@@ -31,7 +31,7 @@ from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.turn import settling as is_settling
 
 RECHECK_MS = 30_000
-"""How long before a cancel request to a running execution is looked at again."""
+"""How long before a running execution is looked at again, if its executor did not say when."""
 
 MOVES: dict[ExecutionState, frozenset[ExecutionState]] = {
     ExecutionState.REQUESTED: frozenset(
@@ -47,6 +47,7 @@ MOVES: dict[ExecutionState, frozenset[ExecutionState]] = {
     ),
     ExecutionState.AWAITING_APPROVAL: frozenset(
         {
+            ExecutionState.REQUESTED,
             ExecutionState.DENIED,
             ExecutionState.INTENT,
             ExecutionState.RUNNING,
@@ -104,6 +105,11 @@ def with_condition(state: TurnState, old: Condition | None, new: Condition | Non
 
 
 EFFECT_KINDS = (WaitKind.TOOL_RUNNING, WaitKind.TOOL_UNKNOWN)
+STARTED = frozenset({ExecutionState.INTENT, ExecutionState.RUNNING})
+UNDER_WAY = STARTED | {ExecutionState.UNKNOWN}
+"""The agent has let it start, and its outcome is not known."""
+OUTCOMES = frozenset({ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED})
+"""What may become of a call that was let start."""
 
 
 class Place(Protocol):
@@ -114,6 +120,17 @@ class Place(Protocol):
 
     @property
     def turn_id(self) -> str: ...
+
+
+def offer(draft: Draft, place: Place, execution: ExecutionRecord, *, due_ms: int) -> None:
+    """Somebody who serves the route has to look at it: to start it, to ask for it or to stop it."""
+    draft.ready(
+        keys.READY_DISPATCH,
+        execution.route,
+        item_of(place.turn_id, execution.call_id),
+        due_ms=due_ms,
+        value=keys.dispatch_value(execution.route, place.thread_id),
+    )
 
 
 # ---- outcomes ----
@@ -190,16 +207,9 @@ def lose_execution(
     if execution.kind is ExecutionKind.EXTERNAL:
         item = item_of(place.turn_id, execution.call_id)
         draft.unready(keys.READY_RUNNING, item)
+        # Where a dispatch row stands, somebody has still to ask or to cancel: it stays.
         if recheck_ms:
-            draft.ready(
-                keys.READY_DISPATCH,
-                execution.route,
-                item,
-                due_ms=draft.now_ms + recheck_ms,
-                value=keys.dispatch_value(execution.route, place.thread_id),
-            )
-        else:
-            draft.unready(keys.READY_DISPATCH, item)
+            offer(draft, place, execution, due_ms=draft.now_ms + recheck_ms)
     old = condition_of(state, execution.call_id, EFFECT_KINDS)
     if old is None:
         return state
@@ -212,12 +222,14 @@ def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnS
     What was never started is cancelled here and now; what was started keeps its state until its
     end is confirmed.
     """
-    open_calls = [c.call_id for c in state.conditions if c.kind in EFFECT_KINDS and not c.ready]
+    open_calls = [c.call_id for c in state.conditions if c.kind in EFFECT_KINDS]
     draft.require(tuple(keys.execution(record.turn_id, call_id) for call_id in open_calls))
     active = draft.head.threads.get(record.thread_id)
     owned = active is not None and active.turn_id == record.turn_id
     for call_id in open_calls:
         execution = _execution(draft, record.turn_id, call_id)
+        if execution.state.terminal:
+            continue
         if execution.kind is ExecutionKind.LOCAL:
             if not owned and execution.state is ExecutionState.RUNNING:
                 state = end_lost_local(draft, record, state, execution, settling=True)
@@ -227,14 +239,7 @@ def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnS
             )
         elif not execution.cancel_requested:
             draft.put(keys.execution(record.turn_id, call_id), replace(execution, cancel_requested=True))
-            item = item_of(record.turn_id, call_id)
-            draft.ready(
-                keys.READY_DISPATCH,
-                execution.route,
-                item,
-                due_ms=draft.now_ms,
-                value=keys.dispatch_value(execution.route, record.thread_id),
-            )
+            offer(draft, record, execution, due_ms=draft.now_ms)
             draft.emit(
                 "tool.cancel_requested",
                 ToolChanged(call_id=call_id, state=execution.state, cancel_requested=True),
@@ -245,8 +250,11 @@ def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnS
 
 
 def lose_local_tools(draft: Draft, place: Place, state: TurnState, *, settling: bool) -> TurnState:
-    """Local tools that were running when their Run ended without them (D18)."""
-    running = [c.call_id for c in state.conditions if c.kind is WaitKind.TOOL_RUNNING and not c.ready]
+    """Local tools that were running when their Run ended without them (D18).
+
+    `settling`: no Run follows that could start them again.
+    """
+    running = [c.call_id for c in state.conditions if c.kind is WaitKind.TOOL_RUNNING]
     draft.require(tuple(keys.execution(place.turn_id, call_id) for call_id in running))
     for call_id in running:
         execution = _execution(draft, place.turn_id, call_id)
@@ -259,12 +267,14 @@ def end_lost_local(
     draft: Draft, place: Place, state: TurnState, execution: ExecutionRecord, *, settling: bool
 ) -> TurnState:
     """With rule `never` the outcome is UNKNOWN. With rule `safe` the next Run may run it again if its
-    present rule agrees; if none follows, it is over: nobody must know the outcome of a mere reading."""
+    present rule agrees, and nothing holds that Run back; if none follows, it is over: nobody must know the outcome of
+    a mere reading."""
     if execution.rule is ReplayRule.NEVER:
         return lose_execution(draft, place, state, execution)
     if settling:
         return settle_execution(draft, place, state, execution, ExecutionState.CANCELLED, None)
-    return state
+    old = condition_of(state, execution.call_id, EFFECT_KINDS)
+    return state if old is None else with_condition(state, old, replace(old, ready=True))
 
 
 # ---- the dispatcher's commands ----
@@ -289,10 +299,8 @@ def claim_execution(c: ClaimExecution, seed: bytes, view: View, now_ms: int) -> 
     record = draft.turn(c.thread_id, c.turn_id)
     execution = _execution(draft, c.turn_id, c.call_id)
     item = item_of(c.turn_id, c.call_id)
-    if execution.kind is not ExecutionKind.EXTERNAL or execution.state.terminal:
-        draft.unready(keys.READY_DISPATCH, item)
-        draft.unready(keys.READY_RUNNING, item)
-        return draft.change(ExecutionGrant(ExecutionAction.NOTHING))
+    if execution.kind is not ExecutionKind.EXTERNAL or execution.state not in UNDER_WAY:
+        return Unchanged(ExecutionGrant(ExecutionAction.NOTHING))
     if execution.state is ExecutionState.INTENT:
         if is_settling(record.state) or execution.cancel_requested:
             state = settle_execution(draft, record, record.state, execution, ExecutionState.CANCELLED, None)
@@ -342,54 +350,55 @@ def record_outcome(c: RecordOutcome, seed: bytes, view: View, now_ms: int) -> Ch
     execution = _execution(draft, c.turn_id, c.call_id)
     if execution.execution_id != c.execution_id:
         raise InvalidRequest("the execution id is not that of this call", path="execution_id")
-    if execution.state.terminal:
-        if (
-            not c.state.terminal
-            or (execution.state is c.state and not execution.evidence)
-            or execution.late is not None
-        ):
-            return Unchanged(OutcomeRecorded(execution.state, settled=False))
-        draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, late=c.result))
-        return draft.change(OutcomeRecorded(execution.state, settled=False))
-    if c.state.terminal:
-        state = settle_execution(draft, record, record.state, execution, c.state, c.result)
-    elif c.state is ExecutionState.UNKNOWN:
-        if execution.state is ExecutionState.UNKNOWN:
-            return _again(draft, c, execution)
-        state = lose_execution(draft, record, record.state, execution, recheck_ms=c.retry_after_ms)
-    elif c.state is ExecutionState.RUNNING:
-        if execution.state is ExecutionState.UNKNOWN:
-            # A query found it still going: that much is known again.
-            old = condition_of(record.state, c.call_id, EFFECT_KINDS)
-            state = record.state
-            if old is not None:
-                state = with_condition(state, old, replace(old, kind=WaitKind.TOOL_RUNNING))
-            execution = replace(execution, state=ExecutionState.RUNNING)
-            draft.emit(
-                "tool.started",
-                ToolChanged(call_id=c.call_id, state=ExecutionState.RUNNING, execution_id=execution.execution_id),
-                thread_id=c.thread_id,
-                turn_id=c.turn_id,
-            )
-            draft.store_turn(record, state)
-        return _again(draft, c, execution)
-    else:
+    if execution.kind is not ExecutionKind.EXTERNAL:
+        raise InvalidRequest(f"the outcome of a call that is {execution.kind} comes from nowhere else", path="call_id")
+    if c.state not in OUTCOMES | {ExecutionState.UNKNOWN, ExecutionState.RUNNING}:
         raise InvalidRequest(f"{c.state} is not an outcome of an execution", path="state")
+    if execution.state.terminal:
+        return _late(draft, c, execution)
+    if c.state is execution.state:
+        return _again(draft, c, execution)
+    if c.state is ExecutionState.RUNNING:
+        draft.store_turn(record, _found_running(draft, record, execution))
+        return _again(draft, c, replace(execution, state=ExecutionState.RUNNING))
+    if c.state is ExecutionState.UNKNOWN:
+        state = lose_execution(draft, record, record.state, execution, recheck_ms=c.retry_after_ms)
+    else:
+        state = settle_execution(draft, record, record.state, execution, c.state, c.result)
     draft.store_turn(record, state)
     return draft.change(OutcomeRecorded(c.state, settled=c.state.terminal))
 
 
+def _late(draft: Draft, c: RecordOutcome, execution: ExecutionRecord) -> Change | Unchanged:
+    """A call that has its outcome is told of another one: the first stands, and what contradicts it is kept."""
+    told = OutcomeRecorded(execution.state, settled=False)
+    same = execution.state is c.state and not execution.evidence
+    if c.state not in OUTCOMES or same or execution.late_state is not None:
+        return Unchanged(told)
+    draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, late=c.result, late_state=c.state))
+    if c.result is not None:
+        draft.refer(c.result.digest, c.result.size)
+    return draft.change(told)
+
+
+def _found_running(draft: Draft, record: TurnRecord, execution: ExecutionRecord) -> TurnState:
+    """A query found it going on: that much is known again, and nobody may start it."""
+    draft.emit(
+        "tool.started",
+        ToolChanged(call_id=execution.call_id, state=ExecutionState.RUNNING, execution_id=execution.execution_id),
+        thread_id=record.thread_id,
+        turn_id=record.turn_id,
+    )
+    old = condition_of(record.state, execution.call_id, EFFECT_KINDS)
+    return record.state if old is None else with_condition(record.state, old, replace(old, kind=WaitKind.TOOL_RUNNING))
+
+
 def _again(draft: Draft, c: RecordOutcome, execution: ExecutionRecord) -> Change:
     """Not settled: look again after a while, from any host that serves the route."""
-    item = item_of(c.turn_id, c.call_id)
-    draft.unready(keys.READY_RUNNING, item)
-    if c.retry_after_ms:
-        draft.ready(
-            keys.READY_DISPATCH,
-            execution.route,
-            item,
-            due_ms=draft.now_ms + c.retry_after_ms,
-            value=keys.dispatch_value(execution.route, c.thread_id),
-        )
+    draft.unready(keys.READY_RUNNING, item_of(c.turn_id, c.call_id))
+    # What is known to be running is looked at again, also if no time was given; what is UNKNOWN may be a person's.
+    wait_ms = c.retry_after_ms or (RECHECK_MS if execution.state is ExecutionState.RUNNING else 0)
+    if wait_ms:
+        offer(draft, c, execution, due_ms=draft.now_ms + wait_ms)
     draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, owner="", tries=execution.tries + 1))
     return draft.change(OutcomeRecorded(execution.state, settled=False))

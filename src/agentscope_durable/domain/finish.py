@@ -22,7 +22,6 @@ from agentscope_durable.contracts.records import (
     TurnRecord,
     TurnRef,
     TurnState,
-    decode,
 )
 from agentscope_durable.contracts.status import ExecutionState, InteractionState, SignalState, TurnStatus, WaitKind
 from agentscope_durable.domain.change import Draft
@@ -41,31 +40,26 @@ def reads_finish(thread_id: str, turn_id: str) -> Reads:
     return Reads(keys=(keys.thread(thread_id), keys.turn(turn_id)), ranges=(next_in_queue(thread_id),))
 
 
-def end_turn(
-    draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState, status: TurnStatus
-) -> ThreadRecord:
-    """Make the Turn terminal and let its successor start. Returns the Thread as it is then.
+def end_turn(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState, status: TurnStatus) -> TurnState:
+    """Make the Turn terminal and let its successor start. Returns the state it ends with.
 
     The caller has already taken the Thread out of the head, and stores nothing of the Turn itself.
     """
     before = record.state
     reason = status.value.lower()
-    _require(draft, record, state)
-    state = close_interactions(draft, record, state, reason)
+    _require(draft, thread, record, state)
+    close_questions(draft, record, state, reason)
     expire_inputs(draft, record, state, reason)
-    for control, operation in ((state.pause, "pause"), (state.cancel, "cancel")):
-        if control:
-            applied = operation == "cancel" and status is TurnStatus.CANCELLED
-            draft.emit(
-                "signal.applied" if applied else "signal.expired",
-                SignalChanged(request_id=control, operation=operation, reason=None if applied else reason),
-                thread_id=record.thread_id,
-                turn_id=record.turn_id,
-            )
+    _end_controls(draft, record, state, status, reason)
+    recovery = state.recovery
+    if recovery is not None and recovery.next_retry_at_ms:
+        recovery = replace(recovery, next_retry_at_ms=0)
     ended = replace(
         move(record.turn_id, state, status),
         cancel="",
         pause="",
+        paused_revision=0,
+        recovery=recovery,
         conditions=(),
         inputs=0,
         steers=0,
@@ -75,53 +69,67 @@ def end_turn(
     ended = draft.show(record, before, ended)
     draft.put(keys.turn(record.turn_id), replace(record, state=ended))
     if thread.current == record.turn_id:
-        thread = advance(draft, thread)
-    return thread
+        advance(draft, thread)
+    return ended
 
 
-def advance(draft: Draft, thread: ThreadRecord) -> ThreadRecord:
+def advance(draft: Draft, thread: ThreadRecord) -> None:
     """The oldest queued Turn becomes the current one, or the Thread is idle (Q-01)."""
-    rows = draft.view.page(next_in_queue(thread.thread_id))
-    if not rows:
+    for key, successor in draft.page(next_in_queue(thread.thread_id), TurnRef):
+        draft.delete(key)
+        thread = replace(thread, current=successor.turn_id)
+        record = draft.get(keys.turn(successor.turn_id), TurnRecord)
+        if record is None:
+            raise CorruptRecord(key, "TurnRef", "a queue entry names a turn that does not exist")
+        draft.schedule(thread, successor.turn_id, record.state)
+        break
+    else:
         thread = replace(thread, current="")
         draft.unready(keys.READY_TURN, thread.thread_id)
-    else:
-        key, data = rows[0]
-        successor = decode(TurnRef, data, key=key).turn_id
-        draft.delete(key)
-        thread = replace(thread, current=successor)
-        record = draft.get(keys.turn(successor), TurnRecord)
-        if record is None:
-            raise CorruptRecord(keys.turn(successor), "TurnRecord", "a queue entry names a turn that does not exist")
-        draft.schedule(thread, successor, record.state)
     draft.put(keys.thread(thread.thread_id), thread)
-    return thread
 
 
-def close_interactions(draft: Draft, record: TurnRecord, state: TurnState, reason: str) -> TurnState:
-    for condition in [c for c in state.conditions if c.kind in _ASKS]:
-        key = keys.interaction(record.turn_id, condition.id)
-        interaction = draft.get(key, InteractionRecord)
-        if interaction is None or interaction.state is not InteractionState.PENDING:
-            continue
-        draft.put(key, replace(interaction, state=InteractionState.CLOSED, reason=reason))
+def _end_controls(draft: Draft, record: TurnRecord, state: TurnState, status: TurnStatus, reason: str) -> None:
+    """An accepted cancel has become true, or something else came first; so did a pause that waited for a boundary."""
+    ends: list[tuple[str, str, bool]] = []
+    if state.pause and state.status is not TurnStatus.PAUSED:
+        ends.append((state.pause, "pause", False))
+    if state.cancel:
+        ends.append((state.cancel, "cancel", status is TurnStatus.CANCELLED))
+    for request_id, operation, applied in ends:
         draft.emit(
-            "interaction.resolved",
-            InteractionResolved(
-                interaction_id=condition.id, call_id=condition.call_id, outcome="closed", reason=reason
-            ),
+            "signal.applied" if applied else "signal.expired",
+            SignalChanged(request_id=request_id, operation=operation, reason=None if applied else reason),
             thread_id=record.thread_id,
             turn_id=record.turn_id,
         )
+
+
+def close_questions(draft: Draft, record: TurnRecord, state: TurnState, reason: str) -> None:
+    """Close what nobody has answered, and cancel the calls that waited: an answer that came too late starts nothing."""
+    for condition in [c for c in state.conditions if c.kind in _ASKS]:
+        key = keys.interaction(record.turn_id, condition.id)
+        interaction = draft.get(key, InteractionRecord)
+        if interaction is not None and interaction.state is InteractionState.PENDING:
+            draft.put(key, replace(interaction, state=InteractionState.CLOSED, reason=reason))
+            draft.emit(
+                "interaction.resolved",
+                InteractionResolved(
+                    interaction_id=condition.id, call_id=condition.call_id, outcome="closed", reason=reason
+                ),
+                thread_id=record.thread_id,
+                turn_id=record.turn_id,
+            )
         execution = draft.get(keys.execution(record.turn_id, condition.call_id), ExecutionRecord)
         if execution is not None and not execution.state.terminal:
             # It never ran, and now it never will.
-            state = settle_execution(draft, record, state, execution, ExecutionState.CANCELLED, None)
-    return state
+            _ = settle_execution(draft, record, state, execution, ExecutionState.CANCELLED, None)
 
 
-def _require(draft: Draft, record: TurnRecord, state: TurnState) -> None:
+def _require(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState) -> None:
+    """Everything the end of this Turn looks at, in one round."""
     asks = [c for c in state.conditions if c.kind in _ASKS]
+    successors = draft.page(next_in_queue(thread.thread_id), TurnRef) if thread.current == record.turn_id else ()
     ranges: tuple[Range, ...] = ()
     if state.inputs:
         ranges += (_inputs(record.turn_id),)
@@ -129,7 +137,8 @@ def _require(draft: Draft, record: TurnRecord, state: TurnState) -> None:
         ranges += (_signals(record.turn_id),)
     draft.require(
         tuple(keys.interaction(record.turn_id, c.id) for c in asks)
-        + tuple(keys.execution(record.turn_id, c.call_id) for c in asks),
+        + tuple(keys.execution(record.turn_id, c.call_id) for c in asks)
+        + tuple(keys.turn(ref.turn_id) for _, ref in successors),
         ranges,
     )
 
@@ -145,8 +154,7 @@ def _signals(turn_id: str) -> Range:
 def expire_inputs(draft: Draft, record: TurnRecord, state: TurnState, reason: str) -> None:
     """Inputs and signals that were accepted and never applied end EXPIRED, with an event (D20)."""
     if state.inputs:
-        for key, data in draft.view.page(_inputs(record.turn_id)):
-            pending = draft.get(key, InputRecord) or decode(InputRecord, data, key=key)
+        for key, pending in draft.page(_inputs(record.turn_id), InputRecord):
             if pending.state is SignalState.ACCEPTED:
                 draft.put(key, replace(pending, state=SignalState.EXPIRED))
                 flag_message(draft, pending, record, "expired")
@@ -162,8 +170,7 @@ def expire_inputs(draft: Draft, record: TurnRecord, state: TurnState, reason: st
                     turn_id=record.turn_id,
                 )
     if state.signals:
-        for key, data in draft.view.page(_signals(record.turn_id)):
-            signal = draft.get(key, SignalRecord) or decode(SignalRecord, data, key=key)
+        for key, signal in draft.page(_signals(record.turn_id), SignalRecord):
             if signal.state is SignalState.ACCEPTED:
                 draft.put(key, replace(signal, state=SignalState.EXPIRED))
                 draft.emit(

@@ -51,6 +51,7 @@ def respond(c: Respond, seed: bytes, view: View, now_ms: int) -> Change | Unchan
         replace(interaction, state=InteractionState.RESOLVED, response=c.response, request_id=c.request_id),
     )
     draft.refer(c.response.digest, c.response.size)
+    draft.refer(c.content.digest, c.content.size)
     say(
         draft,
         MessageCompleted(

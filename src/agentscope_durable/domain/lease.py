@@ -12,12 +12,11 @@ from msgspec.structs import replace
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Claim, Claimed, ClaimPurpose, OwnerCommand
-from agentscope_durable.contracts.errors import Fenced, InvalidTransition, NotFound, RevisionConflict
+from agentscope_durable.contracts.errors import Fenced, NotFound, RevisionConflict
 from agentscope_durable.contracts.events import (
     MessageAbandoned,
     RunEnded,
     RunStarted,
-    SignalChanged,
     StepEnded,
 )
 from agentscope_durable.contracts.records import (
@@ -42,8 +41,8 @@ from agentscope_durable.contracts.status import (
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.control import paused
-from agentscope_durable.domain.execution import lose_local_tools
-from agentscope_durable.domain.turn import due_ms, move, settling, unsettled
+from agentscope_durable.domain.execution import EFFECT_KINDS, lose_local_tools
+from agentscope_durable.domain.turn import move, purpose, settling
 from agentscope_durable.domain.turn_view import error_view
 
 NOTHING = Claimed(purpose=ClaimPurpose.NOTHING)
@@ -68,6 +67,8 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     elif len(draft.head.threads) >= ACTIVE_THREADS_MAX:
         return Unchanged(NOTHING)
 
+    if active is not None:
+        _require_lost(draft, active)
     record = draft.turn(c.thread_id, thread.current)
     state = record.state
     lost_run = ""
@@ -84,30 +85,20 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
         draft.set_active(c.thread_id, None)
     if state.pause and state.status is not TurnStatus.PAUSED and not settling(state):
         # The pause waited for a boundary; the owner's death is one (STATES: PAUSING, owner lost).
-        draft.emit(
-            "signal.applied",
-            SignalChanged(request_id=state.pause, operation="pause"),
-            thread_id=c.thread_id,
-            turn_id=record.turn_id,
-        )
-        return _give_back(draft, thread, record, paused(record.turn_id, state), lost=active is not None)
+        return _give_back(draft, thread, record, paused(draft, record, state))
     if lost_run and state.takeovers > c.takeovers_max and not settling(state):
         reason = f"the Turn was taken over {state.takeovers} times without a new checkpoint"
         parked = replace(move(record.turn_id, state, TurnStatus.WAITING), operator=reason)
-        return _give_back(draft, thread, record, parked, lost=True)
-    due = due_ms(state)
-    if due is None or due > now_ms:
-        if active is None:
-            return Unchanged(NOTHING)
-        return _give_back(draft, thread, record, state, lost=True)
+        return _give_back(draft, thread, record, parked)
+    wanted = purpose(state, now_ms)
+    if wanted is None:
+        return Unchanged(NOTHING) if active is None else _give_back(draft, thread, record, state)
 
     fence = thread.fence + 1
     position = thread.position if active is not None else thread.position + 1
     draft.native(c.thread_id, position)
     run = RunState()
-    purpose = ClaimPurpose.SETTLE
-    if not settling(state):
-        purpose = ClaimPurpose.RUN
+    if wanted is ClaimPurpose.RUN:
         state, run = _begin_run(draft, c, record, state, fence, position)
     after = draft.show(record, record.state, state)
     draft.put(
@@ -132,7 +123,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     draft.ready(keys.READY_LEASE, c.owner, c.thread_id, due_ms=0, value=record.turn_id)
     return draft.change(
         Claimed(
-            purpose=purpose,
+            purpose=wanted,
             turn_id=record.turn_id,
             fence=fence,
             run_id=run.run_id,
@@ -197,6 +188,16 @@ def _begin_run(
         resumed_from=state.last_step,
     )
     return state, run
+
+
+def _require_lost(draft: Draft, active: ThreadHead) -> None:
+    """What a takeover looks at, in one round: the head names it all."""
+    turn_id = active.turn_id
+    wanted = [keys.turn(turn_id)]
+    if active.run.run_id:
+        wanted.append(keys.run(turn_id, active.run.number))
+        wanted.extend(keys.execution(turn_id, c.call_id) for c in active.turn.conditions if c.kind in EFFECT_KINDS)
+    draft.require(tuple(wanted))
 
 
 def _close_lost_run(
@@ -284,15 +285,10 @@ def end_run(
 _INTERRUPTED = frozenset({RunStatus.LOST, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.RELEASED})
 
 
-def _give_back(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState, *, lost: bool) -> Change:
-    """Nobody owns the Thread: its Turn's state decides when somebody may."""
-    if not lost:
-        thread = replace(thread, position=thread.position + 1)
-        draft.native(thread.thread_id, thread.position)
-    after = draft.show(record, record.state, state)
-    draft.put(keys.turn(record.turn_id), replace(record, state=after))
+def _give_back(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState) -> Change:
+    """Nobody owns the lost Thread now: its Turn's state decides when somebody may."""
     draft.put(keys.thread(thread.thread_id), thread)
-    draft.schedule(thread, record.turn_id, after)
+    draft.store_turn(record, state)
     return draft.change(Claimed(purpose=ClaimPurpose.NOTHING, turn_id=record.turn_id, now_ms=draft.now_ms))
 
 
@@ -330,13 +326,3 @@ def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: bool =
     draft.unready(keys.READY_LEASE, thread_id)
     draft.put(keys.thread(thread_id), thread)
     return thread
-
-
-def check_settled(record: TurnRecord, state: TurnState) -> None:
-    """Settlement may not end a Turn over an effect that is not known (SE-02).
-
-    Raises:
-        InvalidTransition: something is still running or UNKNOWN.
-    """
-    if unsettled(state):
-        raise InvalidTransition(record.turn_id, state.status, "settled")

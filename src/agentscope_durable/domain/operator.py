@@ -18,18 +18,23 @@ from agentscope_durable.contracts.commands import (
     ReconcileTool,
     RecordObject,
     ReleaseTurn,
+    ToolCommit,
 )
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
 from agentscope_durable.contracts.records import (
     ExecutionRecord,
     LateFact,
+    ModelFact,
     ObjectRecord,
+    RunRecord,
+    TurnRecord,
 )
-from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus
+from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, RunStatus
+from agentscope_durable.domain import ids
 from agentscope_durable.domain.admission import remember, repeated
-from agentscope_durable.domain.change import begin
+from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.control import live_turn
-from agentscope_durable.domain.execution import settle_execution
+from agentscope_durable.domain.execution import OUTCOMES, settle_execution
 
 
 def reads_reconcile(c: ReconcileTool) -> Reads:
@@ -62,7 +67,7 @@ def reconcile_tool(c: ReconcileTool, seed: bytes, view: View, now_ms: int) -> Ch
     earlier = repeated(draft, c.request_id, "reconcile", arguments, ReconcileReceipt)
     if earlier is not None:
         return Unchanged(earlier)
-    if not c.state.terminal or c.state is ExecutionState.DENIED:
+    if c.state not in OUTCOMES:
         raise InvalidRequest(f"{c.state} is not the outcome of an execution", path="state")
     if not c.evidence_ref:
         raise InvalidRequest("a reconciliation needs a reference to its evidence", path="evidence_ref")
@@ -116,6 +121,7 @@ def put_policy(c: PutPolicy, seed: bytes, view: View, now_ms: int) -> Change | U
         draft.delete(keys.policy(c.key))
     else:
         draft.put(keys.policy(c.key), c.value)
+        draft.refer(c.value.digest, c.value.size)
     return draft.change(Done(changed=True))
 
 
@@ -137,40 +143,46 @@ def reads_file_fact(c: FileFact) -> Reads:
     wanted = [keys.turn(c.turn_id), keys.thread(c.thread_id)]
     if c.tool is not None:
         wanted.append(keys.execution(c.turn_id, c.tool.call_id))
+    if c.model is not None:
+        wanted += [keys.run(c.turn_id, ids.run_number(c.run_id)), keys.late(c.run_id, _late_id(c.model))]
     return Reads(keys=tuple(wanted))
+
+
+def _late_id(model: ModelFact) -> str:
+    return f"{model.model_call_id}/{model.request}"
 
 
 def file_fact(c: FileFact, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     """A fenced owner reports what it knows of its own lost Run, touching neither context nor status (D13).
 
-    The outcome of a local tool that is UNKNOWN settles it, as a late result of an executor would;
-    usage of a LOST request is filed beside it.
+    The outcome of a local tool that is UNKNOWN and that this Run started settles it, as a late result of an executor
+    would; usage of a LOST request is filed beside it, once.
     """
     draft = begin(view, c.session, seed, now_ms)
     record = draft.turn(c.thread_id, c.turn_id)
-    changed = False
-    if c.tool is not None and c.tool.state.terminal:
-        execution = draft.get(keys.execution(c.turn_id, c.tool.call_id), ExecutionRecord)
-        if (
-            execution is not None
-            and execution.kind is ExecutionKind.LOCAL
-            and execution.state is ExecutionState.UNKNOWN
-            and execution.origin.run_id == c.run_id
-        ):
-            state = settle_execution(draft, record, record.state, execution, c.tool.state, c.tool.result)
-            draft.store_turn(record, state)
-            changed = True
-    if c.model is not None and c.model.run_id == c.run_id and c.model.status is not ModelStatus.STARTED:
-        identifier = f"{c.model.model_call_id}/{c.model.request}"
-        fact = LateFact(
-            run_id=c.run_id,
-            id=identifier,
-            what="model",
-            body=body_of(c.model),
-            filed_ms=now_ms,
-        )
-        draft.put(keys.late(c.run_id, identifier), fact)
-        changed = True
-    if not changed:
-        return Unchanged(Done(changed=False))
-    return draft.change(Done(changed=True))
+    changed = c.tool is not None and _file_tool(draft, record, c.run_id, c.tool)
+    changed = (c.model is not None and _file_model(draft, c, c.model)) or changed
+    return draft.change(Done(changed=True)) if changed else Unchanged(Done(changed=False))
+
+
+def _file_tool(draft: Draft, record: TurnRecord, run_id: str, tool: ToolCommit) -> bool:
+    execution = draft.get(keys.execution(record.turn_id, tool.call_id), ExecutionRecord)
+    if execution is None or execution.state is not ExecutionState.UNKNOWN or tool.state not in OUTCOMES:
+        return False
+    if execution.kind is not ExecutionKind.LOCAL or execution.run_id != run_id:
+        return False
+    draft.store_turn(record, settle_execution(draft, record, record.state, execution, tool.state, tool.result))
+    return True
+
+
+def _file_model(draft: Draft, c: FileFact, model: ModelFact) -> bool:
+    run = draft.get(keys.run(c.turn_id, ids.run_number(c.run_id)), RunRecord)
+    if run is None or run.run_id != c.run_id or run.status is not RunStatus.LOST:
+        return False
+    key = keys.late(c.run_id, _late_id(model))
+    if model.run_id != c.run_id or model.status is ModelStatus.STARTED or draft.get(key, LateFact) is not None:
+        return False
+    draft.put(
+        key, LateFact(run_id=c.run_id, id=_late_id(model), what="model", body=body_of(model), filed_ms=draft.now_ms)
+    )
+    return True

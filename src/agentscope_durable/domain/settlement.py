@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Done, PostponeSettlement, SettleTurn
-from agentscope_durable.contracts.errors import InvalidTransition, NotFound
+from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
 from agentscope_durable.contracts.events import ToolApplied
 from agentscope_durable.contracts.records import ExecutionRecord
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.finish import end_turn, reads_finish
-from agentscope_durable.domain.lease import check_settled, owned, release
+from agentscope_durable.domain.lease import owned, release
 from agentscope_durable.domain.retry import SETTLE_BACKOFF_MAX_MS, SETTLE_BACKOFF_MS, backoff_ms
-from agentscope_durable.domain.turn import settling
+from agentscope_durable.domain.turn import settling, unsettled
 
 
 def reads_settle(c: SettleTurn) -> Reads:
@@ -39,9 +39,8 @@ def settle_turn(c: SettleTurn, seed: bytes, view: View, now_ms: int) -> Change |
     active = owned(draft, c, c.expected_position)
     record = draft.turn(c.thread_id, c.turn_id)
     state = record.state
-    if not settling(state):
+    if not settling(state) or unsettled(state):
         raise InvalidTransition(c.turn_id, state.status, "settled")
-    check_settled(record, state)
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     for call_id in c.applied:
@@ -64,6 +63,8 @@ def _apply(draft: Draft, c: SettleTurn, call_id: str) -> None:
     execution = draft.get(key, ExecutionRecord)
     if execution is None:
         raise NotFound("tool call", call_id)
+    if not execution.state.terminal:
+        raise InvalidRequest(f"tool call {call_id!r} is {execution.state}: there is no result to apply", path="applied")
     if execution.applied_ms:
         return
     draft.put(key, replace(execution, applied_at=None, applied_ms=draft.now_ms))
@@ -80,18 +81,17 @@ def reads_postpone(c: PostponeSettlement) -> Reads:
 
 
 def postpone_settlement(c: PostponeSettlement, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
-    """Give the Thread back unsettled. An outcome that arrives wakes it; a failed attempt is repeated later."""
+    """Give the Thread back unsettled. An outcome that arrives wakes it; a failed attempt is repeated later (SE-11)."""
     draft = begin(view, c.session, seed, now_ms)
     active = owned(draft, c)
     record = draft.turn(c.thread_id, c.turn_id)
     state = record.state
     release(draft, active, c.thread_id)
-    if c.failure is not None:
+    if c.failure is None:
+        state = replace(state, settle_ms=0)
+    else:
         tries = state.settle_tries + 1
         wait = backoff_ms(SETTLE_BACKOFF_MS, SETTLE_BACKOFF_MAX_MS, tries)
         state = replace(state, settle_tries=tries, settle_ms=now_ms + wait)
-    # Cancelled or failed, and some effect still under way: people see WAITING with the reason (SE-02).
-    if state.status is TurnStatus.RUNNING:
-        state = replace(state, status=TurnStatus.WAITING)
     draft.store_turn(record, state)
     return draft.change(Done(changed=True))

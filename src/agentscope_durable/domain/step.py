@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import Body
-from agentscope_durable.contracts.change import Change, Range, Reads, Unchanged, View
+from agentscope_durable.contracts.change import PAGE_MAX, Change, Range, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import CommitStep, RunEnd, RunEndKind, StepReceipt, ToolCommit
 from agentscope_durable.contracts.errors import (
     InputsChanged,
@@ -37,10 +37,10 @@ from agentscope_durable.contracts.records import (
     OPEN_CONDITIONS_MAX,
     Condition,
     ExecutionRecord,
+    Failure,
     InputRecord,
     InteractionRecord,
     MessageIndex,
-    ModelFact,
     OpenModel,
     Recovery,
     Result,
@@ -51,7 +51,6 @@ from agentscope_durable.contracts.records import (
     ThreadHead,
     TurnRecord,
     TurnState,
-    decode,
 )
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -59,23 +58,26 @@ from agentscope_durable.contracts.status import (
     InteractionKind,
     InteractionState,
     ModelStatus,
+    ReplayRule,
     RunStatus,
     SignalState,
     StepStatus,
     TurnStatus,
     WaitKind,
 )
-from agentscope_durable.contracts.views import RunStepRefView
+from agentscope_durable.contracts.views import RecoveryPolicy, RunStepRefView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.control import paused
 from agentscope_durable.domain.execution import (
     EFFECT_KINDS,
+    STARTED,
+    UNDER_WAY,
     condition_of,
-    item_of,
     lose_execution,
     lose_local_tools,
     may_become,
+    offer,
     settle_execution,
     stop_executions,
     with_condition,
@@ -83,7 +85,7 @@ from agentscope_durable.domain.execution import (
 from agentscope_durable.domain.finish import end_turn, next_in_queue
 from agentscope_durable.domain.lease import end_run, owned, release
 from agentscope_durable.domain.retry import retry_at_ms
-from agentscope_durable.domain.turn import move, unsettled
+from agentscope_durable.domain.turn import move, settling, unsettled
 
 
 def reads_commit_step(c: CommitStep) -> Reads:
@@ -92,23 +94,25 @@ def reads_commit_step(c: CommitStep) -> Reads:
     ranges: tuple[Range, ...] = ()
     if c.end is not None or c.inputs:
         wanted.append(keys.turn(c.turn_id))
+    for key in (*c.signals, *(wait.key for wait in c.waits)):
+        ranges += (_signals(c.turn_id, key),)
     if c.end is not None:
         wanted.append(keys.thread(c.thread_id))
-        wanted.append(keys.run(c.turn_id, _run_number(c.run_id)))
+        wanted.append(keys.run(c.turn_id, ids.run_number(c.run_id)))
         if c.end.kind is RunEndKind.COMPLETED:
-            ranges = (next_in_queue(c.thread_id),)
+            ranges += (next_in_queue(c.thread_id),)
     wanted.extend(keys.execution(c.turn_id, tool.call_id) for tool in c.tools)
     wanted.extend(keys.input_(c.turn_id, ordinal) for ordinal in c.inputs)
     wanted.extend(keys.interaction(c.turn_id, interaction) for interaction in c.answers)
-    return Reads(keys=tuple(wanted), ranges=ranges) if wanted else _NO_READS
+    wanted.extend(keys.interaction(c.turn_id, asked.interaction_id) for asked in c.interactions)
+    return Reads(keys=tuple(wanted), ranges=ranges) if wanted or ranges else _NO_READS
 
 
 _NO_READS = Reads()
 
 
-def _run_number(run_id: str) -> int:
-    number = run_id.rpartition(".")[2]
-    return int(number) if number.isdigit() else 0
+def _signals(turn_id: str, key: str) -> Range:
+    return Range(keys.signals(turn_id, key), limit=PAGE_MAX)
 
 
 def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
@@ -122,6 +126,8 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     active = owned(draft, c, c.expected_position)
     if not c.run_id:
         raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
+    if c.end is not None or c.answers:
+        _require_calls(draft, c, active.turn)
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     state = active.turn
@@ -149,6 +155,7 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     for event in c.events:
         check_event_type(event.type)
         step.emit(event.type, Custom(value=event.value))
+        draft.refer(event.value.digest, event.value.size)
 
     if c.reasoning is not None or c.attempt is not None:
         state = replace(
@@ -187,8 +194,14 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     return draft.change(_receipt(position, state, now_ms))
 
 
+def _require_calls(draft: Draft, c: CommitStep, state: TurnState) -> None:
+    """The calls that an answer or the end of the Run may touch, in one round: the head names them."""
+    wanted = (one for one in state.conditions if one.call_id and (c.end is not None or one.id in c.answers))
+    draft.require(tuple(keys.execution(c.turn_id, one.call_id) for one in wanted))
+
+
 def _steps_around(steps: tuple[StepFact, ...]) -> tuple[tuple[StepFact, ...], tuple[StepFact, ...]]:
-    """The Steps' facts before and after everything else of the commit: what happens in a Step is told before its end."""
+    """The Steps' facts before and after the rest of the commit: what happens in a Step is told before its end."""
     count = len(steps)
     while count and steps[count - 1].status is not StepStatus.RUNNING:
         count -= 1
@@ -210,6 +223,15 @@ def _receipt(position: int, state: TurnState, now_ms: int, *, ended: bool = Fals
         now_ms=now_ms,
         ended=ended,
     )
+
+
+def _said(execution: ExecutionRecord | None, tool: ToolCommit) -> bool:
+    """Nothing new is said of the call: it is in that state, or has its outcome, whatever its Run takes it for."""
+    if execution is None:
+        return False
+    if execution.state.terminal and tool.applied:
+        return True
+    return tool.state is execution.state and tool.state is not ExecutionState.RUNNING
 
 
 class _Step:
@@ -260,36 +282,26 @@ class _Step:
         return replace(run, step_id=fact.step_id, phase=fact.phase, steps=fact.number)
 
     def models(self, run: RunState) -> RunState:
-        models = list(run.models)
+        # Those under way, in the order in which they began. Request 0 speaks of a call and not of a request.
+        models = {(model.model_call_id, model.request): model for model in run.models}
         calls = run.calls
         for fact in self.c.models:
             self.draft.fact(fact)
-            if fact.request == 0:
-                continue
-            if fact.status is ModelStatus.STARTED:
-                self._open_model(models, fact)
+            request = (fact.model_call_id, fact.request)
+            if fact.status is not ModelStatus.STARTED:
+                models.pop(request, None)
+            elif fact.request and request not in models:
+                # Usage that is known before the end is reported as STARTED again (MC-10).
                 calls += 1
-            else:
-                self._close_model(models, fact)
-        return replace(run, models=tuple(models), calls=calls)
-
-    def _open_model(self, models: list[OpenModel], fact: ModelFact) -> None:
-        # Usage that is known before the end is reported as STARTED again (MC-10).
-        if any(m.model_call_id == fact.model_call_id and m.request == fact.request for m in models):
-            return
-        models.append(
-            OpenModel(
-                model_call_id=fact.model_call_id,
-                step_id=fact.step_id,
-                message_id=fact.message_id,
-                attempt=fact.attempt,
-                request=fact.request,
-                started_ms=self.draft.now_ms,
-            )
-        )
-
-    def _close_model(self, models: list[OpenModel], fact: ModelFact) -> None:
-        models[:] = [m for m in models if m.model_call_id != fact.model_call_id or m.request != fact.request]
+                models[request] = OpenModel(
+                    model_call_id=fact.model_call_id,
+                    step_id=fact.step_id,
+                    message_id=fact.message_id,
+                    attempt=fact.attempt,
+                    request=fact.request,
+                    started_ms=self.draft.now_ms,
+                )
+        return replace(run, models=tuple(models.values()), calls=calls)
 
     # ---- messages ----
 
@@ -339,45 +351,77 @@ class _Step:
         return state
 
     def _tool(self, state: TurnState, tool: ToolCommit) -> TurnState:
-        draft = self.draft
         key = keys.execution(self.c.turn_id, tool.call_id)
-        execution = draft.get(key, ExecutionRecord)
-        if execution is None:
-            execution = self._open_tool(tool)
-            state = self._opened(state, execution)
-        elif tool.state is not execution.state or tool.state is ExecutionState.RUNNING:
-            if not may_become(execution, tool.state) and not self._rerun(execution, tool):
-                if not tool.applied:
-                    raise InvalidRequest(
-                        f"tool call {tool.call_id!r} is {execution.state} and cannot become {tool.state}",
-                        path="tools",
-                    )
-            else:
-                state, execution = self._moved(state, execution, tool)
-        if tool.state.terminal and execution.received_ms == 0:
-            state = settle_execution(
-                draft,
-                self.c,
-                state,
-                execution,
-                tool.state,
-                tool.result,
-                run_id=self.c.run_id,
-                step_id=self.step_id,
-            )
-            stored = draft.get(key, ExecutionRecord)
-            assert stored is not None
-            execution = stored
-        elif tool.state is ExecutionState.UNKNOWN and execution.state is not ExecutionState.UNKNOWN:
-            state = lose_execution(draft, self.c, state, execution)
+        execution = self.draft.get(key, ExecutionRecord)
+        if not _said(execution, tool):
+            self._check_tool(state, execution, tool)
+            state = self._become(state, execution, tool)
+            execution = self.draft.get(key, ExecutionRecord)
+        assert execution is not None
         if tool.applied and execution.applied_ms == 0:
+            if not execution.state.terminal:
+                raise InvalidRequest(
+                    f"tool call {tool.call_id!r} is {execution.state}: there is no result to apply", path="tools"
+                )
             state = self._apply(state, execution)
         return state
 
-    @staticmethod
-    def _rerun(execution: ExecutionRecord, tool: ToolCommit) -> bool:
-        """A local tool whose stored and present rule both allow it is started again (D18)."""
-        return tool.state is ExecutionState.RUNNING and execution.state is ExecutionState.RUNNING
+    def _check_tool(self, state: TurnState, execution: ExecutionRecord | None, tool: ToolCommit) -> None:
+        """What a Run may say of a call.
+
+        An external call's outcome is told by its executor, a manual one's by the person who was asked. A local tool is
+        started once, and told of by the Run that started it, unless its stored and its present rule say that it may
+        simply be run again (D18, RC-15). A call that asks first is not started before there is an answer.
+
+        Raises:
+            InvalidRequest: anything else.
+        """
+        wanted = tool.state
+        allowed = wanted not in STARTED or wanted is _STARTS[tool.kind]
+        if wanted is ExecutionState.AWAITING_APPROVAL or (wanted in STARTED and tool.kind is ExecutionKind.MANUAL):
+            # Otherwise the Turn would wait for somebody who was not asked.
+            allowed = allowed and any(asked.call_id == tool.call_id for asked in self.c.interactions)
+        elif wanted in STARTED:
+            allowed = allowed and not any(
+                c.call_id == tool.call_id and c.kind is WaitKind.APPROVAL and not c.ready for c in state.conditions
+            )
+        if execution is None:
+            allowed = allowed and wanted is not ExecutionState.UNKNOWN
+        elif execution.state not in UNDER_WAY:
+            allowed = allowed and may_become(execution, wanted)
+        elif execution.kind is not ExecutionKind.LOCAL:
+            allowed = False
+        elif wanted is ExecutionState.RUNNING:
+            allowed = execution.rule is tool.rule is ReplayRule.SAFE
+        else:
+            known = execution.run_id == self.c.run_id or execution.rule is ReplayRule.SAFE
+            allowed = may_become(execution, wanted) and (known or wanted is ExecutionState.UNKNOWN)
+        if not allowed:
+            present = f"{tool.kind} and new" if execution is None else f"{execution.kind} and {execution.state}"
+            raise InvalidRequest(
+                f"tool call {tool.call_id!r} is {present}: this commit cannot make it {wanted}", path="tools"
+            )
+
+    def _become(self, state: TurnState, execution: ExecutionRecord | None, tool: ToolCommit) -> TurnState:
+        """The call is opened, started (again), lost, or has its outcome."""
+        if execution is None:
+            execution = self._open_tool(tool)
+            if not tool.state.terminal:
+                return self._started(state, execution)
+        elif not tool.state.terminal and tool.state is not ExecutionState.UNKNOWN:
+            return self._started(state, self._moved(execution, tool))
+        if tool.state is ExecutionState.UNKNOWN:
+            return lose_execution(self.draft, self.c, state, execution)
+        return settle_execution(
+            self.draft,
+            self.c,
+            state,
+            execution,
+            tool.state,
+            tool.result,
+            run_id=self.c.run_id,
+            step_id=self.step_id,
+        )
 
     def _open_tool(self, tool: ToolCommit) -> ExecutionRecord:
         arguments = tool.arguments or Body()
@@ -395,6 +439,7 @@ class _Step:
             rule=tool.rule,
             state=tool.state,
             started_ms=self.draft.now_ms if tool.state is ExecutionState.RUNNING else 0,
+            run_id=self.c.run_id if tool.state is ExecutionState.RUNNING else "",
         )
         self._refer(arguments)
         seq = self.emit(
@@ -414,22 +459,17 @@ class _Step:
             self.draft.put(keys.execution(self.c.turn_id, tool.call_id), execution)
         return execution
 
-    def _opened(self, state: TurnState, execution: ExecutionRecord) -> TurnState:
-        if execution.state not in (ExecutionState.INTENT, ExecutionState.RUNNING):
+    def _started(self, state: TurnState, execution: ExecutionRecord) -> TurnState:
+        """If it was let start, the Turn has an effect under way. For a manual call its question says so."""
+        if execution.state not in STARTED or execution.kind is ExecutionKind.MANUAL:
             return state
-        if execution.kind is ExecutionKind.MANUAL:
-            # Its interaction is what the Turn waits for.
-            return state
+        if execution.kind is ExecutionKind.EXTERNAL:
+            offer(self.draft, self.c, execution, due_ms=self.draft.now_ms)
+        old = condition_of(state, execution.call_id, EFFECT_KINDS)
+        if old is not None:
+            return with_condition(state, old, replace(old, kind=WaitKind.TOOL_RUNNING, ready=False))
         if len(state.conditions) >= OPEN_CONDITIONS_MAX:
             raise LimitExceeded("open tool calls of a turn", OPEN_CONDITIONS_MAX)
-        if execution.kind is ExecutionKind.EXTERNAL:
-            self.draft.ready(
-                keys.READY_DISPATCH,
-                execution.route,
-                item_of(self.c.turn_id, execution.call_id),
-                due_ms=self.draft.now_ms,
-                value=keys.dispatch_value(execution.route, self.c.thread_id),
-            )
         return with_condition(
             state,
             None,
@@ -441,39 +481,37 @@ class _Step:
             ),
         )
 
-    def _moved(
-        self, state: TurnState, execution: ExecutionRecord, tool: ToolCommit
-    ) -> tuple[TurnState, ExecutionRecord]:
+    def _moved(self, execution: ExecutionRecord, tool: ToolCommit) -> ExecutionRecord:
         """An approved call becomes an intent, or a local tool is started (again)."""
-        if tool.state.terminal or tool.state is ExecutionState.UNKNOWN:
-            return state, execution
-        again = execution.state in (ExecutionState.RUNNING, ExecutionState.UNKNOWN)
+        again = execution.state in UNDER_WAY
         execution = replace(
             execution,
             state=tool.state,
-            kind=tool.kind,
+            kind=tool.kind if tool.state in STARTED else execution.kind,
             route=tool.route or execution.route,
             rule=tool.rule,
-            arguments=(tool.arguments or execution.arguments)
-            if tool.kind is ExecutionKind.EXTERNAL
-            else execution.arguments,
-            started_ms=self.draft.now_ms if tool.state is ExecutionState.RUNNING else execution.started_ms,
             attempt=execution.attempt + 1 if again else execution.attempt,
         )
-        self.draft.put(keys.execution(self.c.turn_id, tool.call_id), execution)
+        if tool.state is ExecutionState.RUNNING:
+            execution = replace(execution, started_ms=self.draft.now_ms, run_id=self.c.run_id)
+        if execution.kind is ExecutionKind.EXTERNAL and tool.arguments is not None:
+            execution = replace(execution, arguments=tool.arguments)
+            self._refer(tool.arguments)
+        self._store_moved(execution)
+        return execution
+
+    def _store_moved(self, execution: ExecutionRecord) -> None:
+        self.draft.put(keys.execution(self.c.turn_id, execution.call_id), execution)
         self.emit(
-            "tool.started" if tool.state is ExecutionState.RUNNING else "tool.requested",
+            "tool.started" if execution.state is ExecutionState.RUNNING else "tool.requested",
             ToolChanged(
-                call_id=tool.call_id,
-                state=tool.state,
+                call_id=execution.call_id,
+                state=execution.state,
                 name=execution.name,
                 kind=execution.kind,
                 execution_id=execution.execution_id if execution.kind is ExecutionKind.EXTERNAL else None,
             ),
         )
-        if condition_of(state, tool.call_id, EFFECT_KINDS) is None:
-            return self._opened(state, execution), execution
-        return state, execution
 
     def _apply(self, state: TurnState, execution: ExecutionRecord) -> TurnState:
         draft = self.draft
@@ -502,6 +540,12 @@ class _Step:
     def interactions(self, state: TurnState) -> TurnState:
         for asked in self.c.interactions:
             key = keys.interaction(self.c.turn_id, asked.interaction_id)
+            known = self.draft.get(key, InteractionRecord)
+            if known is not None:
+                # Asked before: the question stands, and so does its answer (C39).
+                if known.state is InteractionState.APPLIED:
+                    raise InvalidRequest(f"interaction {asked.interaction_id!r} was answered", path="interactions")
+                continue
             self.draft.put(
                 key,
                 InteractionRecord(
@@ -554,10 +598,19 @@ class _Step:
                     f"interaction {interaction_id!r} is {interaction.state} and has no answer to apply", path="answers"
                 )
             self.draft.put(key, replace(interaction, state=InteractionState.APPLIED))
-            state = replace(state, conditions=tuple(c for c in state.conditions if c.id != interaction_id))
+            asked = next((c for c in state.conditions if c.id == interaction_id), None)
+            if asked is not None:
+                state = with_condition(state, asked, None)
+                self._no_longer_asks(asked)
             if interaction.request_id:
                 self.emit("signal.applied", SignalChanged(request_id=interaction.request_id, operation="respond"))
         return state
+
+    def _no_longer_asks(self, asked: Condition) -> None:
+        """A call whose answer was taken in, and that was neither started nor denied with it, is merely requested."""
+        execution = self.draft.get(keys.execution(self.c.turn_id, asked.call_id), ExecutionRecord)
+        if execution is not None and execution.state is ExecutionState.AWAITING_APPROVAL:
+            self._store_moved(replace(execution, state=ExecutionState.REQUESTED))
 
     # ---- inputs and waits ----
 
@@ -589,30 +642,33 @@ class _Step:
                 id=wait.key,
                 call_id="",
                 since_ms=self.draft.now_ms,
-                ready=bool(self._signals(wait.key)),
+                ready=self._accepted(wait.key) is not None,
                 deadline_ms=wait.deadline_ms,
             )
-            state = with_condition(state, None, condition)
+            # Who waits again for the same key goes on waiting, until the new time.
+            state = with_condition(state, _wait_for(state, wait.key), condition)
         return state
 
-    def _signals(self, key: str) -> list[tuple[str, SignalRecord]]:
-        page = Range(keys.signals(self.c.turn_id, key), limit=1000)
-        found: list[tuple[str, SignalRecord]] = []
-        for at, data in self.draft.view.page(page):
-            record = self.draft.get(at, SignalRecord) or decode(SignalRecord, data, key=at)
-            if record.state is SignalState.ACCEPTED:
-                found.append((at, record))
-        return found
+    def _accepted(self, key: str) -> tuple[str, SignalRecord] | None:
+        """The oldest signal of a key that nobody has consumed."""
+        found = self.draft.page(_signals(self.c.turn_id, key), SignalRecord)
+        return next(((at, record) for at, record in found if record.state is SignalState.ACCEPTED), None)
 
     def _consume(self, state: TurnState, key: str) -> TurnState:
         """The oldest accepted signal of a key is used up, and the wait for it ends."""
-        old = next((c for c in state.conditions if c.kind is WaitKind.SIGNAL and c.id == key), None)
+        old = _wait_for(state, key)
         if old is None:
             raise NotFound("wait condition of this turn", key)
-        for at, record in self._signals(key)[:1]:
+        found = self._accepted(key)
+        if found is not None:
+            at, record = found
             self.draft.put(at, replace(record, state=SignalState.APPLIED))
             self.emit("signal.applied", SignalChanged(request_id=record.request_id, operation="signal", key=key))
         return with_condition(state, old, None)
+
+
+def _wait_for(state: TurnState, key: str) -> Condition | None:
+    return next((c for c in state.conditions if c.kind is WaitKind.SIGNAL and c.id == key), None)
 
 
 # ---- the end of a Run ----
@@ -633,9 +689,11 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
         elif unsettled(state):
             # Nobody may call a Turn done over a tool that is still under way (SE-12).
             raise InvalidTransition(c.turn_id, "waiting for a tool", TurnStatus.COMPLETED)
-    record = draft.turn(c.thread_id, c.turn_id)
     if kind is RunEndKind.CANCELLED and not state.cancel:
         raise InvalidRequest("a run ends cancelled only after a cancel was accepted", path="end")
+    if (kind is RunEndKind.FAILED) is not (end.failure is not None):
+        raise InvalidRequest("a failure belongs to a run that failed, and to no other", path="end.failure")
+    record = draft.turn(c.thread_id, c.turn_id)
     end_run(draft, record, active.run, _RUN_STATUS[kind], active.position, failure=end.failure)
     record = replace(record, last_at=active.position)
 
@@ -643,6 +701,7 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
         return _keep_for_settlement(draft, c, record, active, state)
     thread = release(draft, active, c.thread_id, settled=kind is RunEndKind.COMPLETED)
     if kind is RunEndKind.COMPLETED:
+        state = lose_local_tools(draft, record, state, settling=True)
         state = replace(
             state,
             result=Result(
@@ -653,10 +712,19 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
         )
         end_turn(draft, thread, record, state, TurnStatus.COMPLETED)
         return draft.change(_receipt(active.position, replace(state, inputs=0), draft.now_ms, ended=True))
-    state = _after_run(draft, c, end, kind, record, state)
-    draft.store_turn(record, state)
+    if end.failure is not None:
+        state = _failed(draft, end.failure, end.policy, record, state)
+    state = lose_local_tools(draft, record, state, settling=settling(state))
+    state = draft.store_turn(record, _after_run(draft, kind, record, state))
     return draft.change(_receipt(active.position, state, draft.now_ms, ended=True))
 
+
+_STARTS = {
+    ExecutionKind.LOCAL: ExecutionState.RUNNING,
+    ExecutionKind.EXTERNAL: ExecutionState.INTENT,
+    ExecutionKind.MANUAL: ExecutionState.INTENT,
+}
+"""What a call of each kind becomes when its Run lets it start: only a local tool begins at once."""
 
 _RUN_STATUS = {
     RunEndKind.SUSPENDED: RunStatus.SUSPENDED,
@@ -679,49 +747,33 @@ def _keep_for_settlement(
     return draft.change(_receipt(active.position, state, draft.now_ms, ended=True))
 
 
-def _after_run(
-    draft: Draft, c: CommitStep, end: RunEnd, kind: RunEndKind, record: TurnRecord, state: TurnState
-) -> TurnState:
-    if kind is RunEndKind.FAILED:
-        assert end.failure is not None
-        state = lose_local_tools(draft, record, state, settling=False)
-        state = _failed(draft, end, record, state)
-        if state.failure is not None:
-            return move(c.turn_id, state, TurnStatus.WAITING)
-    if kind is RunEndKind.RELEASED:
-        state = lose_local_tools(draft, record, state, settling=state.cancel != "")
-    if state.cancel:
+def _after_run(draft: Draft, kind: RunEndKind, record: TurnRecord, state: TurnState) -> TurnState:
+    """Where the Turn stands when its Run is over and it has not ended."""
+    if settling(state):
         return state
     if state.pause:
-        draft.emit(
-            "signal.applied",
-            SignalChanged(request_id=state.pause, operation="pause"),
-            thread_id=c.thread_id,
-            turn_id=c.turn_id,
-        )
-        return paused(c.turn_id, state)
-    if kind is RunEndKind.RELEASED:
+        return paused(draft, record, state)
+    if kind in (RunEndKind.RELEASED, RunEndKind.PAUSED):
+        # Another host goes on. So it does when a Run stopped for a pause that nobody wants any more.
         return state
-    if kind is RunEndKind.PAUSED:
-        # The pause was lifted while the Run was ending: it goes on.
-        return state
-    return move(c.turn_id, state, TurnStatus.WAITING)
+    return move(record.turn_id, state, TurnStatus.WAITING)
 
 
-def _failed(draft: Draft, end: RunEnd, record: TurnRecord, state: TurnState) -> TurnState:
+def _failed(draft: Draft, failure: Failure, policy: RecoveryPolicy, record: TurnRecord, state: TurnState) -> TurnState:
     """Count a failed invocation; the policy of the first one stays in force (RC-12, RC-13)."""
-    failure = end.failure
-    assert failure is not None
     former = state.recovery
     failures = 1 if former is None else former.failures + 1
     recovery = Recovery(
-        max_retries=end.policy.max_retries if former is None else former.max_retries,
-        initial_backoff_ms=end.policy.initial_backoff_ms if former is None else former.initial_backoff_ms,
-        max_backoff_ms=end.policy.max_backoff_ms if former is None else former.max_backoff_ms,
+        max_retries=policy.max_retries if former is None else former.max_retries,
+        initial_backoff_ms=policy.initial_backoff_ms if former is None else former.initial_backoff_ms,
+        max_backoff_ms=policy.max_backoff_ms if former is None else former.max_backoff_ms,
         failures=failures,
         next_retry_at_ms=0,
         last_error=failure,
     )
+    if state.cancel:
+        # It is not tried again, whatever the failure: it ends CANCELLED.
+        return replace(state, recovery=recovery)
     if failure.retryable and failures <= recovery.max_retries:
         return replace(state, recovery=replace(recovery, next_retry_at_ms=retry_at_ms(recovery, draft.now_ms)))
     state = replace(state, recovery=recovery, failure=failure, settle_ms=0)

@@ -56,6 +56,19 @@ def settling(state: TurnState) -> bool:
     return not state.status.terminal and (state.cancel != "" or state.failure is not None)
 
 
+def at_rest(turn_id: str, state: TurnState) -> TurnState:
+    """The state of a Turn that nobody owns any more, or yet.
+
+    One that is to be settled is WAITING, whatever it was when it was cancelled or failed: nothing runs, and neither a
+    pause nor a person holds it any longer (D4). Otherwise its reasons to wait could not be seen (P9).
+    """
+    if not settling(state) or state.status is S.WAITING:
+        return state
+    if state.status is S.PAUSED:
+        state = replace(state, pause="", paused_revision=0)
+    return move(turn_id, state, S.WAITING)
+
+
 def due_ms(state: TurnState) -> int | None:
     """When a host may take a Turn that nobody owns: 0 now, None not before something happens.
 

@@ -174,23 +174,35 @@ class Dispatcher:
         if grant.action is ExecutionAction.NOTHING:
             return False
         executor = self._executors[grant.route]
+        may_query = executor.capabilities.query
         request = await self._request(call, grant)
-        if grant.action is ExecutionAction.START:
-            self._starting.add(call.place)
-            self._claiming.discard(call.place)
-            try:
-                outcome = await self._ask("executor.start", executor.execute(request))
-            finally:
-                self._starting.discard(call.place)
-        elif grant.action is ExecutionAction.CANCEL:
-            outcome = await self._ask("executor.cancel", executor.cancel(request))
-            if isinstance(outcome, Running) and call.place in self._starting:
-                # It was told, and the start that is in hand here will say how it ended.
-                return True
-        else:
-            outcome = await self._ask("executor.query", executor.query(request))
-        await self._record(call, grant, outcome, may_query=executor.capabilities.query)
+        try:
+            outcome = await self._carry_out(call, grant, executor, request)
+        except asyncio.CancelledError:
+            # This host ends. Whoever serves the route next asks, or nobody can tell.
+            lost = grant.action is ExecutionAction.START and not may_query
+            left: Outcome = Unknown("the host ended") if lost else Running(0.001)
+            self._host.tasks.start(self._record(call, grant, left, may_query=may_query), name="give back a tool call")
+            raise
+        if outcome is not None:
+            await self._record(call, grant, outcome, may_query=may_query)
         return True
+
+    async def _carry_out(
+        self, call: _Call, grant: ExecutionGrant, executor: Executor, request: ExecutionRequest
+    ) -> Outcome | None:
+        """What the executor answers; None when the start in hand here will say more."""
+        if grant.action is ExecutionAction.QUERY:
+            return await self._ask("executor.query", executor.query(request))
+        if grant.action is ExecutionAction.CANCEL:
+            outcome = await self._ask("executor.cancel", executor.cancel(request))
+            return None if isinstance(outcome, Running) and call.place in self._starting else outcome
+        self._starting.add(call.place)
+        self._claiming.discard(call.place)
+        try:
+            return await self._ask("executor.start", executor.execute(request))
+        finally:
+            self._starting.discard(call.place)
 
     async def _request(self, call: _Call, grant: ExecutionGrant) -> ExecutionRequest:
         arguments: Any = ""
@@ -265,15 +277,8 @@ def _stored(outcome: Outcome, tries: int, *, may_query: bool) -> tuple[Execution
     """What is stored of an answer: state, result, and when to ask again (0: never by itself)."""
     wait_ms = min(QUERY_WAIT_MS << min(tries, 30), QUERY_WAIT_MAX_MS)
     match outcome:
-        case Succeeded(value=value, error=error):
-            carried, refusal = durable_json.tool_value(value)
-            if refusal is not None:
-                # It has happened: a value that JSON cannot carry is a definite ERROR, never a lost effect (D5).
-                return ExecutionState.COMPLETED, ToolResult(state="error", reason=refusal), 0
-            if error:
-                reason = carried if isinstance(carried, str) else None
-                return ExecutionState.COMPLETED, ToolResult(state="error", value=carried, reason=reason), 0
-            return ExecutionState.COMPLETED, ToolResult(value=carried), 0
+        case Succeeded():
+            return ExecutionState.COMPLETED, _succeeded(outcome), 0
         case Failed(reason=reason):
             return ExecutionState.FAILED, ToolResult(state="error", reason=_text(reason)), 0
         case Cancelled(reason=reason):
@@ -285,6 +290,24 @@ def _stored(outcome: Outcome, tries: int, *, may_query: bool) -> tuple[Execution
             return ExecutionState.UNKNOWN, None, wait_ms if may_query else 0
         case _:
             assert_never(outcome)
+
+
+def _succeeded(outcome: Succeeded) -> ToolResult:
+    """It has happened: what JSON cannot carry becomes a definite ERROR that says so, never a lost effect (D5)."""
+    carried: list[Any] = []
+    for part in (outcome.value, outcome.content, outcome.metadata):
+        value, refusal = durable_json.tool_value(part)
+        if refusal is not None:
+            return ToolResult(state="error", reason=refusal)
+        carried.append(value)
+    value, content, metadata = carried
+    return ToolResult(
+        state=outcome.state or ("error" if outcome.error else "success"),
+        value=value,
+        content=content,
+        metadata=metadata,
+        reason=value if outcome.error and isinstance(value, str) else None,
+    )
 
 
 def _text(reason: str) -> str:

@@ -77,7 +77,7 @@ from agentscope_durable.contracts.views import (
     TurnView,
 )
 from agentscope_durable.runtime.door import Door
-from agentscope_durable.runtime.streams import SessionEventStream
+from agentscope_durable.runtime.streams import SessionEventStream, delta_types
 from agentscope_durable.runtime.tasks import Bell
 
 __all__ = ["DurableSession", "DurableThread", "DurableTurn"]
@@ -137,7 +137,7 @@ class _Timeline:
             deltas: previews wanted on this stream.
         """
         if options is None:
-            options = EventStreamOptions(after=after, deltas=frozenset(deltas))
+            options = EventStreamOptions(after=after, deltas=delta_types(deltas))
         elif after is not None or deltas:
             raise InvalidRequest("give options, or after and deltas, not both", path="options")
         return SessionEventStream(self._door, self._session, self._within(filter), options)

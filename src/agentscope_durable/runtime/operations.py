@@ -13,7 +13,7 @@ import msgspec
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, ReconcileTool, ReleaseTurn
-from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
@@ -25,10 +25,7 @@ class TurnIdentity(Protocol):
     """A Turn handle, or anything else that says which Turn is meant."""
 
     @property
-    def session_key(self) -> SessionKey: ...
-
-    @property
-    def thread_id(self) -> str: ...
+    def thread_key(self) -> ThreadKey: ...
 
     @property
     def turn_id(self) -> str: ...
@@ -72,13 +69,13 @@ class HostOperations:
         content = msgspec.json.encode(tool_result)
         return await self._backend.execute(
             ReconcileTool(
-                session=turn.session_key,
-                thread_id=turn.thread_id,
+                session=turn.thread_key.session,
+                thread_id=turn.thread_key.thread_id,
                 turn_id=turn.turn_id,
                 call_id=call_id,
                 request_id=request_id,
                 state=state,
-                result=await self._backend.put_body(turn.session_key, content),
+                result=await self._backend.put_body(turn.thread_key.session, content),
                 digest=durable_json.digest(msgspec.to_builtins(tool_result)),
                 evidence_ref=evidence_ref,
             ),
@@ -94,7 +91,10 @@ class HostOperations:
         check_id("request_id", request_id)
         await self._backend.execute(
             ReleaseTurn(
-                session=turn.session_key, thread_id=turn.thread_id, turn_id=turn.turn_id, request_id=request_id
+                session=turn.thread_key.session,
+                thread_id=turn.thread_key.thread_id,
+                turn_id=turn.turn_id,
+                request_id=request_id,
             ),
             audience=Audience.OPERATOR,
         )

@@ -26,6 +26,7 @@ from agentscope_durable.contracts.commands import (
     SettleTurn,
 )
 from agentscope_durable.contracts.errors import (
+    CorruptRecord,
     DurableError,
     Fenced,
     HostClosed,
@@ -337,7 +338,7 @@ class Runner:
                 base_at=claimed.base_at,
                 checkpoint_at=claimed.checkpoint_at,
                 executions=work.executions,
-                input=await self._input(thread, message_id),
+                input=await self._input_to_settle(thread, claimed, message_id),
                 input_message_id=message_id,
             )
             self._states.drop(thread)
@@ -399,6 +400,14 @@ class Runner:
     async def _input(self, thread: ThreadKey, message_id: str) -> Input:
         message: Message = await self._host.query(GetMessage(session=thread.session, message_id=message_id))
         return Input(content=tuple(message.content))
+
+    async def _input_to_settle(self, thread: ThreadKey, claimed: Claimed, message_id: str) -> Input:
+        """An input that cannot be read must not keep its Turn from ending: then there is nothing to say of it."""
+        try:
+            return await self._input(thread, message_id)
+        except CorruptRecord as error:
+            self._host.report(error, "an input cannot be read", **_ids(thread, claimed))
+            return Input()
 
 
 _UNSETTLED = Failure(kind="", message="")

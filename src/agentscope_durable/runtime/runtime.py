@@ -155,6 +155,10 @@ class DurableRuntime:
     ) -> None:
         if backend is None:  # pyright: ignore[reportUnnecessaryComparison] - callers without a type checker
             raise Misuse("a runtime needs a backend")
+        if not hasattr(backend, "execute"):
+            raise Misuse("the backend is not open: `async with LocalBackend.open(...) as backend`, or await it")
+        if isinstance(harnesses, Harness):
+            raise Misuse("harnesses is a list: harnesses=[Harness(...)]")
         for name, number in (("poll_interval", poll_interval), ("lease", lease), ("parallelism", parallelism)):
             if number <= 0:
                 raise Misuse(f"{name} must be positive, not {number}")
@@ -257,7 +261,7 @@ class DurableRuntime:
         self._scheduler.wake()
         if await self._scheduler.runs.wait(timeout):
             return True
-        await self._stop_runs()
+        await self._stop()
         return False
 
     async def close(self) -> None:
@@ -286,8 +290,7 @@ class DurableRuntime:
 
     async def _close(self) -> None:
         try:
-            await self._stop_runs()
-            await self._stop_dispatch()
+            await self._stop()
             await self._loops.wait(CANCEL_TIMEOUT)
             self._loops.cancel()
             await self._loops.wait()
@@ -299,30 +302,26 @@ class DurableRuntime:
             self._door.close()
             log.info("host %s closed", self.owner, extra={"owner": self.owner})
 
-    async def _stop_runs(self) -> None:
+    async def _stop(self) -> None:
+        """Bring what is in hand to a boundary and give it back, within named bounds."""
         self._host.draining = self._host.closing = True
         self._runner.tell()
-        if self._scheduler is None:
-            return
-        self._scheduler.wake()
+        groups: list[Tasks] = []
+        if self._scheduler is not None:
+            self._scheduler.wake()
+            groups.append(self._scheduler.runs)
         if self._dispatcher is not None:
             self._dispatcher.wake()
-        runs = self._scheduler.runs
-        if not await runs.wait(self._close_timeout):
-            runs.cancel()
-            if not await runs.wait(CANCEL_TIMEOUT):
-                log.warning("%d runs did not stop; their leases end with this host", len(runs))
-        # Commits in flight, and Threads that are still being given back.
+            groups.append(self._dispatcher.work)
+        await asyncio.gather(*(group.wait(self._close_timeout) for group in groups))
+        for group in groups:
+            group.cancel()
+        await asyncio.gather(*(group.wait(CANCEL_TIMEOUT) for group in groups))
+        left = sum(len(group) for group in groups)
+        if left:
+            log.warning("%d tasks did not stop; what they hold ends with this host's lease", left)
+        # Commits in flight, and what is still being given back.
         await self._host.tasks.wait(CANCEL_TIMEOUT)
-
-    async def _stop_dispatch(self) -> None:
-        if self._dispatcher is None:
-            return
-        self._dispatcher.wake()
-        work = self._dispatcher.work
-        if not await work.wait(self._close_timeout):
-            work.cancel()
-            await work.wait(CANCEL_TIMEOUT)
 
     # ---- Sessions ----
 

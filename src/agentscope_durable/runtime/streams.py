@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from agentscope_durable.contracts.errors import CursorExpired, HostClosed, Retry
+from agentscope_durable.contracts.errors import CursorExpired, HostClosed, InvalidRequest, Retry
 from agentscope_durable.contracts.events import (
     Committed,
     EventFilter,
@@ -63,7 +63,7 @@ class SessionEventStream:
         self._door = door
         self._session = session
         self._filter = narrow
-        self._deltas = frozenset(EventDeltaType(delta) for delta in options.deltas)
+        self._deltas = delta_types(options.deltas)
         self._bell = Bell()
         self._stack: AsyncExitStack | None = None
         self._facts: deque[PublicEvent] = deque()
@@ -251,3 +251,16 @@ class SessionEventStream:
 
 _EVERY = 1 << 30
 """No attempt is above it."""
+
+
+def delta_types(given: Iterable[EventDeltaType]) -> frozenset[EventDeltaType]:
+    """The kinds of previews that are asked for; one alone is text, and must not be taken for its letters.
+
+    Raises:
+        InvalidRequest: there is no such kind.
+    """
+    try:
+        return frozenset(EventDeltaType(delta) for delta in ((given,) if isinstance(given, str) else given))
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in EventDeltaType)
+        raise InvalidRequest(f"there are previews of {known}", path="deltas") from None

@@ -39,10 +39,19 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
-    """The tool ended. `value` is JSON; `error` marks a definite error result (D18)."""
+    """The tool ended. `value` is JSON; `error` marks a definite error result (D18).
+
+    Attributes:
+        content: native content blocks as JSON, where the tool gave those instead of a value.
+        metadata: native metadata of the result.
+        state: native state of the result; "" follows `error`.
+    """
 
     value: Any
     error: bool = False
+    content: list[Any] | None = None
+    metadata: dict[str, Any] | None = None
+    state: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -13,6 +13,9 @@ Beside them stands `answers_once`: a committed model answer was not asked for ag
 
 They read through `SessionBackend` alone, so they check any store and any host, a remote one included. Read with all
 hosts closed: what a running host is about to do is not stuck yet.
+
+`FAILPOINTS` are the places where a process can be killed, `arm` makes one deadly, and `observe` tells which are passed.
+From outside a process, `DURABLE_FAILPOINT=name:nth` in its environment does the same.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from agentscope_durable._failpoints import NAMES as FAILPOINTS
+from agentscope_durable._failpoints import arm, observe
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.events import EventPage, PublicEvent
 from agentscope_durable.contracts.identity import SessionKey
@@ -44,12 +49,15 @@ from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.record_store import ReadyScan
 
 __all__ = [
+    "FAILPOINTS",
     "Point",
     "answers_once",
+    "arm",
     "calls_answered",
     "effects_once",
     "events_of",
     "nothing_stuck",
+    "observe",
     "points",
     "replay_agrees",
     "submits_once",
@@ -337,7 +345,9 @@ async def nothing_stuck(backend: SessionBackend, session: SessionKey, *, routes:
     alive = {owner.owner for owner in await backend.owners() if owner.alive}
     for owner in sorted(owners - alive):
         for kind in (keys.READY_LEASE, keys.READY_RUNNING):
-            wrong += [f"S5: {kind} {item} is left with {owner}" async for item in _ready(backend, kind, owner, partition)]
+            wrong += [
+                f"S5: {kind} {item} is left with {owner}" async for item in _ready(backend, kind, owner, partition)
+            ]
     if not busy:
         async for thread in _threads(backend, session):
             pinned = Binding(**msgspec.structs.asdict(thread.binding))
@@ -399,5 +409,7 @@ async def answers_once(
             if turn.status.terminal and ModelStatus.STARTED in story:
                 wrong.append(f"P4: {turn.turn_id} has ended and a request of {message_id} has not: {story}")
             if asked is not None and asked.get(message_id, 0) > len(story):
-                wrong.append(f"P4: {message_id} was asked for {asked[message_id]} times and recorded {len(story)} times")
+                wrong.append(
+                    f"P4: {message_id} was asked for {asked[message_id]} times and recorded {len(story)} times"
+                )
     return wrong

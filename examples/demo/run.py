@@ -1,0 +1,351 @@
+"""A Turn that survives `kill -9`, told in the terminal.
+
+    python examples/demo/run.py                          the story: two kills, at two chosen places
+    python examples/demo/run.py --kills random --seed 7  kills at any failpoint; the seed says which
+
+This process never runs the agent. It submits, steers, answers, kills and watches; the agent runs in processes of its
+own, one after the other, and all they share is a folder. The exit code is 0 if every row of the proof holds.
+
+With DURABLE_MODEL_BASE_URL, DURABLE_MODEL_API_KEY and DURABLE_MODEL in the environment the agent uses that
+OpenAI-compatible endpoint instead of the scripted model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import incident
+from crew import Brain, Crew
+from proof import REQUEST, Proof, prove, said
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.errors import AlreadyDecided, Conflict, Terminal
+from agentscope_durable.contracts.events import Committed, PublicEvent
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.journal import STATE_VERSION
+from agentscope_durable.contracts.status import WaitKind
+from agentscope_durable.contracts.views import TurnView, Waiting
+from agentscope_durable.runtime.handles import DurableSession, DurableTurn
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import Definition, DurableRuntime
+from agentscope_durable.spi.executor import Cancelled, Succeeded
+from agentscope_durable.testing.census import FAILPOINTS
+
+KEY = SessionKey("demo", "incident-1")
+SECONDS_MAX = 60.0
+POLL = 0.05
+KILL_AFTER_CHARS = 80
+"""The first kill falls when this much of one answer was shown."""
+KILLS_MAX = 3
+COMMITS_MAX = 24
+"""A random kill falls at one of the first so many commits, or at one of the first three passes of another failpoint."""
+
+TOLD = {
+    "run.started": "cyan",
+    "run.ended": "cyan",
+    "message.abandoned": "yellow",
+    "tool.requested": "blue",
+    "tool.started": "blue",
+    "tool.completed": "blue",
+    "tool.unknown": "bold yellow",
+    "tool.applied": "blue",
+    "interaction.requested": "magenta",
+    "interaction.resolved": "magenta",
+    "signal.accepted": "magenta",
+    "signal.applied": "magenta",
+    "turn.status": "bold",
+    "message.completed": "green",
+}
+"""Facts that the narrator tells, and their colour."""
+
+
+class Narrator:
+    """Lines with the time they were told, and the model's words while they come."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._started = time.monotonic()
+        self._typing = False
+
+    def say(self, what: str, text: str, style: str = "") -> None:
+        if self._quiet:
+            return
+        self._line()
+        seconds = time.monotonic() - self._started
+        line = f"[dim]{seconds:6.2f}[/dim]  [{style or 'default'}]{what:<12}[/] {escape(text)}"
+        self._console.print(line, highlight=False)
+
+    def type(self, text: str, *, first: bool) -> None:
+        """A piece of an answer that is not a fact yet."""
+        if self._quiet:
+            return
+        if first or not self._typing:
+            self._line()
+            self._console.print(f"{'':6}  [dim]{'model types':<12}[/] ", end="", highlight=False)
+        self._typing = True
+        self._console.print(escape(text), end="", style="dim italic", highlight=False)
+
+    def show(self, thing: Any) -> None:
+        if not self._quiet:
+            self._line()
+            self._console.print(thing)
+
+    def _line(self) -> None:
+        if self._typing:
+            self._console.print()
+        self._typing = False
+
+
+class Story:
+    """One Turn, from the alarm to the answer, with everything that is done to it on the way."""
+
+    def __init__(self, narrator: Narrator, crew: Crew, folder: Path, *, seed: int | None) -> None:
+        self._narrator = narrator
+        self._crew = crew
+        self._folder = folder
+        self._seed = seed
+        self._scripted = not os.environ.get("DURABLE_MODEL_BASE_URL")
+        self._ledger = incident.ledger_in(folder)
+        self._kills: list[str] = []
+        self._changed = asyncio.Event()
+
+    # ---- the whole ----
+
+    async def play(self) -> Proof:
+        async with LocalBackend.open(self._folder / "store") as backend:
+            definition = Definition(incident.DEFINITION, incident.VERSION, STATE_VERSION)
+            # An API host: it admits, reads and steers, and runs nothing.
+            async with DurableRuntime(backend=backend, definitions=[definition], poll_interval=POLL) as runtime:
+                session = await runtime.create_session(KEY, incident.DEFINITION)
+                turn = await session.submit(REQUEST, incident.QUESTION)
+                self._narrator.say("you", incident.QUESTION, "bold green")
+                self._narrator.say("store", f"Turn {turn.turn_id} is admitted; nobody runs it yet", "dim")
+                async with asyncio.timeout(SECONDS_MAX):
+                    watch = asyncio.create_task(self._watch(session))
+                    people = asyncio.create_task(self._people(backend, turn))
+                    try:
+                        if self._seed is None:
+                            await self._told(turn)
+                        else:
+                            await self._random(turn, random.Random(self._seed))
+                        await people
+                        await asyncio.sleep(2 * POLL)  # Let the narrator tell the last facts.
+                    finally:
+                        for task in (watch, people):
+                            task.cancel()
+                            with suppress(asyncio.CancelledError):
+                                await task
+                return await prove(backend, session, turn, self._ledger, kills=self._kills, scripted=self._scripted)
+
+    # ---- the kills ----
+
+    async def _told(self, turn: DurableTurn) -> None:
+        """Two kills, where it hurts most."""
+        brain = await self._hire()
+        if await self._until_mid_answer(brain):
+            await self._kill(brain, "in the middle of the model's answer")
+            brain = await self._hire(hold=True)
+            if await self._until_held(brain):
+                await self._must_be_between(turn)
+                await self._kill(brain, "between a tool's result and its application")
+                brain = await self._hire()
+        await self._to_the_end(brain, turn)
+
+    async def _random(self, turn: DurableTurn, chance: random.Random) -> None:
+        for _ in range(chance.randint(1, KILLS_MAX)):
+            name = chance.choice(sorted(FAILPOINTS))
+            if chance.random() < 0.5:
+                name = chance.choice(("store.commit.before", "store.commit.after"))
+            nth = chance.randint(1, COMMITS_MAX if name.startswith("store.commit") else 3)
+            brain = await self._hire(failpoint=f"{name}:{nth}")
+            await self._to_the_end(brain, turn)
+            if brain.killed_by:
+                self._kills.append(f"{name}:{nth}")
+                self._narrator.say("✗ kill -9", f"process {brain.pid}, at {name}, pass {nth}", "bold red")
+            if (await turn.status()).status.terminal:
+                return
+        await self._to_the_end(await self._hire(), turn)
+
+    async def _hire(self, *, hold: bool = False, failpoint: str = "") -> Brain:
+        slow = self._seed is None
+        brain = await self._crew.hire(
+            {
+                "folder": str(self._folder),
+                "hold": hold,
+                "failpoint": failpoint,
+                "delay": 0.04 if slow else 0.0,
+                "pause": 1.0 if slow else 0.01,
+                "poll": POLL,
+            }
+        )
+        self._narrator.say("process", f"{brain.pid} starts", "cyan")
+        return brain
+
+    async def _kill(self, brain: Brain, where: str) -> None:
+        brain.kill()
+        await brain.ended.wait()
+        self._kills.append(where)
+        self._narrator.say("✗ kill -9", f"process {brain.pid}, {where}", "bold red")
+
+    async def _until_mid_answer(self, brain: Brain) -> bool:
+        """True when enough of one answer was shown; False when the brain has ended before."""
+        async for told in brain.words():
+            self._hear(told)
+            if told["kind"] == "delta" and told["offset"] + len(told["text"]) >= KILL_AFTER_CHARS:
+                return True
+        return False
+
+    async def _until_held(self, brain: Brain) -> bool:
+        async for told in brain.words():
+            self._hear(told)
+            if told["kind"] == "held":
+                return True
+        return False
+
+    async def _must_be_between(self, turn: DurableTurn) -> None:
+        """The place is what the story says it is."""
+        between = [t for t in await turn.list_tools() if t.received_at_ms is not None and t.applied_at_ms is None]
+        assert between, "no tool has a result that is not applied"
+
+    async def _to_the_end(self, brain: Brain, turn: DurableTurn) -> None:
+        """Until the Turn or the brain has ended."""
+        hear = asyncio.create_task(self._hear_all(brain))
+        done = asyncio.create_task(self._ended(turn))
+        dead = asyncio.create_task(brain.ended.wait())
+        await asyncio.wait({done, dead}, return_when=asyncio.FIRST_COMPLETED)
+        await brain.stop()
+        await hear
+        for task in (done, dead):
+            task.cancel()
+
+    async def _ended(self, turn: DurableTurn) -> None:
+        while not (await turn.status()).status.terminal:
+            await asyncio.sleep(POLL)
+
+    async def _hear_all(self, brain: Brain) -> None:
+        async for told in brain.words():
+            self._hear(told)
+
+    def _hear(self, told: Mapping[str, Any]) -> None:
+        if told["kind"] == "delta":
+            self._narrator.type(told["text"], first=told["offset"] == 0)
+
+    # ---- the people ----
+
+    async def _people(self, backend: LocalBackend, turn: DurableTurn) -> None:
+        """Whoever is on call: steers once, answers what is asked, settles by evidence what nobody can know."""
+        while True:
+            view = await turn.status()
+            if view.status.terminal:
+                return
+            for waiting in view.waiting_on:
+                with suppress(AlreadyDecided, Conflict, Terminal):
+                    await self._act(backend, turn, view, waiting)
+            await asyncio.sleep(POLL)
+
+    async def _act(self, backend: LocalBackend, turn: DurableTurn, view: TurnView, waiting: Waiting) -> None:
+        if waiting.kind in (WaitKind.TOOL_RUNNING, WaitKind.APPROVAL) and not await self._steered(turn):
+            await turn.steer("steer-1", incident.STEER)
+            self._narrator.say("you", incident.STEER, "bold green")
+        if waiting.kind is WaitKind.APPROVAL:
+            if self._seed is None:
+                await asyncio.sleep(0.6)  # Time to read the question.
+            await turn.respond(f"answer-{waiting.id}", waiting.id, True)
+            self._narrator.say("you", "approved", "bold green")
+        if waiting.kind is WaitKind.TOOL_UNKNOWN and waiting.call_id is not None:
+            await self._settle(backend, turn, waiting.call_id)
+
+    async def _steered(self, turn: DurableTurn) -> bool:
+        return "steer-1" in (await turn.snapshot()).projection.signals
+
+    async def _settle(self, backend: LocalBackend, turn: DurableTurn, call_id: str) -> None:
+        """A process died while a tool ran that must not run twice: look outside, and say what is there."""
+        name = next(tool.name for tool in await turn.list_tools() if tool.call_id == call_id)
+        seen = [line for line in self._ledger.lines() if line["name"] == incident.EFFECT and line["tool"] == name]
+        result = Succeeded(value="it was done, the ledger says") if seen else Cancelled("it was not done")
+        await HostOperations(backend).reconcile_tool(
+            turn, call_id, request_id=f"evidence-{call_id}", result=result, evidence_ref="ledger.jsonl"
+        )
+        self._narrator.say("operator", f"{name}: {'done' if seen else 'not done'}, the ledger says", "bold yellow")
+
+    # ---- what everyone can see ----
+
+    async def _watch(self, session: DurableSession) -> None:
+        async with session.stream_events() as events:
+            async for event in events:
+                if isinstance(event, Committed):
+                    self._tell(event.event)
+
+    def _tell(self, event: PublicEvent) -> None:
+        style = TOLD.get(event.type)
+        if style is None or event.data.get("role") == "user":
+            return
+        kind = event.type.partition(".")[2] if event.type.startswith("tool.") else event.type.partition(".")[0]
+        what = f"tool {kind}" if event.type.startswith("tool.") else kind
+        self._narrator.say(what[:12], said(event), style)
+
+
+# ------------------------------------------------------------ the command
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A Turn that survives kill -9.")
+    parser.add_argument("--kills", choices=("story", "random"), default="story", help="where to kill; default: story")
+    parser.add_argument("--seed", type=int, default=None, help="of the random kills; default: a new one")
+    parser.add_argument("--runs", type=int, default=1, help="random kills: so many seeds, from --seed on")
+    parser.add_argument("--directory", type=Path, default=Path(".demo"), help="emptied first; default: .demo")
+    parser.add_argument("--quiet", action="store_true", help="only the proof")
+    return parser.parse_args(given)
+
+
+def fresh(folder: Path) -> Path:
+    """The folder, empty. Only what this program wrote is removed."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / ".demo").exists():
+        raise SystemExit(f"{folder} is not empty and not this program's; name another --directory")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / ".demo").touch()
+    return folder
+
+
+async def main(options: argparse.Namespace) -> int:
+    console = Console()
+    logging.getLogger().setLevel(logging.CRITICAL)
+    chosen = options.kills == "random"
+    first = options.seed if options.seed is not None else random.SystemRandom().randrange(1, 10_000)
+    failed = 0
+    async with Crew(nursery=chosen) as crew:
+        for seed in range(first, first + options.runs) if chosen else (None,):
+            title = "A Turn that survives kill -9" + ("" if seed is None else f" (random kills, seed {seed})")
+            narrator = Narrator(console, quiet=options.quiet)
+            narrator.show(Panel.fit(title, style="bold"))
+            story = Story(narrator, crew, fresh(options.directory), seed=seed)
+            proof = await story.play()
+            if not options.quiet:
+                console.print(proof.timeline_table())
+            console.print(proof.table())
+            for broken in proof.broken:
+                console.print(f"[bold red]BROKEN[/] {escape(broken)}", highlight=False)
+            if proof.broken and seed is not None:
+                console.print(f"Again: python examples/demo/run.py --kills random --seed {seed}", highlight=False)
+            failed += bool(proof.broken)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(arguments(sys.argv[1:]))))

@@ -1,0 +1,82 @@
+"""What code that runs inside an agent may ask: where am I, and am I being replayed?
+
+Rule: these are context variables, so they hold for the code that runs now and not for the process. A middleware with
+an effect of its own should skip it while `replaying()`: the round was seen before, and only its consequences are made
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from agentscope_durable.spi.harness import RunStepOrigin
+
+__all__ = ["ORIGIN_KEY", "Compression", "current_origin", "replaying"]
+
+ORIGIN_KEY: Final = "durable.origin"
+"""Under this key the runtime context of a tool holds its origin (AS-27)."""
+
+T = TypeVar("T")
+
+
+class Compression(msgspec.Struct):
+    """A compression of the context under way: its calls are answered from receipts with these keys.
+
+    `key` is stable over Runs; `calls` counts what was asked so far within it.
+    """
+
+    key: str
+    calls: int = 0
+
+    def next_key(self, kind: str) -> str:
+        self.calls += 1
+        return f"{self.key}/{kind}/{self.calls}"
+
+
+_origin: ContextVar[RunStepOrigin | None] = ContextVar("durable_origin", default=None)
+_replaying: ContextVar[bool] = ContextVar("durable_replaying", default=False)
+_compression: ContextVar[Compression | None] = ContextVar("durable_compression", default=None)
+
+
+def current_origin() -> RunStepOrigin | None:
+    """The Run, Step and call of the tool that runs now; None outside a tool."""
+    return _origin.get()
+
+
+def replaying() -> bool:
+    """Whether the present round was answered before and is only gone through again."""
+    return _replaying.get()
+
+
+def current_compression() -> Compression | None:
+    return _compression.get()
+
+
+@contextmanager
+def _held(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token: Token[Any] = variable.set(value)
+    try:
+        yield
+    finally:
+        try:
+            variable.reset(token)
+        except ValueError:
+            # The generator around this was closed in another context: there the variable was never set.
+            pass
+
+
+def in_tool(origin: RunStepOrigin) -> Any:
+    return _held(_origin, origin)
+
+
+def in_replay(*, on: bool) -> Any:
+    return _held(_replaying, on)
+
+
+def in_compression(compression: Compression) -> Any:
+    return _held(_compression, compression)

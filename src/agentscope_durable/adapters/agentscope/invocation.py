@@ -1,0 +1,605 @@
+"""One Run as its middlewares see it: what may happen now, and what becomes true with it.
+
+Rule 1: nothing takes effect outside before what it follows from is committed. A request leaves after its reasoning
+checkpoint, a local tool starts after its intent; if that commit fails, they do not (TM-05).
+Rule 2: an execution is halted by raising, and only where that is safe. Where AgentScope would take an Exception for a
+failed model, it is a BaseException; in a batch of concurrent tools AgentScope drops a BaseException and tries for ever,
+so there it is an Exception.
+Rule 3: after the agent was interrupted its state is what AgentScope makes of an interruption. It is never committed
+(AS-28): what may still be said is what became of tools that were under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from agentscope_durable.adapters.agentscope.calls import Calls
+from agentscope_durable.adapters.agentscope.codec import (
+    answer_payload,
+    chat_response,
+    content_of,
+    input_blocks,
+    native_blocks,
+    public_content,
+)
+from agentscope_durable.adapters.agentscope.checkpoint import sanitize_blocks
+from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, commit_queue, entry
+from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInterrupted
+from agentscope_durable.adapters.agentscope.native import Native
+from agentscope_durable.adapters.agentscope.previews import Previews
+from agentscope_durable.contracts.commands import RunEnd, StepReceipt
+from agentscope_durable.contracts.errors import InputsChanged
+from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
+from agentscope_durable.contracts.records import StepFact
+from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.contracts.status import ExecutionState, ModelPurpose, ReplayRule, StepPhase, StepStatus
+from agentscope_durable.domain import ids
+from agentscope_durable.journal.host import Boundary
+from agentscope_durable.journal.models import ModelAdmission, ModelCallPolicy, ModelRequestObserver
+from agentscope_durable.journal.position import AgentExecutionPosition, ExecutionPhase
+from agentscope_durable.journal.scheduling import Channels
+from agentscope_durable.spi.environment import Environment
+from agentscope_durable.spi.harness import Abandoned, RunContext, StopCause
+
+__all__ = ["Halt", "HaltInTool", "Invocation", "OutcomeUnknown"]
+
+INJECTED_SOURCE: Final = "durable/inject"
+"""Source of a hint block that an inject input became."""
+CALL_ID_CHARS_MAX: Final = 128
+
+
+class Halt(BaseException):
+    """The execution must not go on: a pause (`cause` None), or the Run must stop."""
+
+    def __init__(self, cause: StopCause | None) -> None:
+        super().__init__("pause" if cause is None else cause.kind)
+        self.cause = cause
+
+
+class HaltInTool(Exception):
+    """The same within a tool call, with what really halts it."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class OutcomeUnknown(Exception):
+    """A local tool was started and nobody can say what it did: the Turn waits for evidence."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"the outcome of tool call {call_id!r} is not known")
+        self.call_id = call_id
+
+
+class Invocation:
+    """The present Run of a Turn.
+
+    Attributes:
+        agent: the agent; set once it is built.
+        calls: tool calls of the Turn.
+        models: model calls of the Run.
+        previews: what is shown of answers on their way.
+        anchor: the state the model was given in the round that is replayed; None otherwise.
+        saved_reply: reply context of the reply that goes on; None once it has been given to the agent.
+        reply_end: how the native reply ended, if it did.
+        final: the reply's last message as middlewares left it.
+        stopping: why the Run is being stopped; the state is not to be trusted from then on if `interrupted`.
+        tools_running: local tools under way.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        native: Native,
+        *,
+        name: str,
+        writer: str,
+        environment: Environment,
+        channels: Channels,
+        rules: Mapping[str, ReplayRule],
+        calls: Calls,
+        policy: ModelCallPolicy | None = None,
+        observer: ModelRequestObserver | None = None,
+    ) -> None:
+        self.context = context
+        self.native = native
+        self.name = name
+        self.rules = rules
+        self.calls = calls
+        self.agent: Any = None
+        self.models = ModelCalls(self, observer)
+        self.previews = Previews(context)
+        self.anchor: Any = None
+        self.saved_reply: Any = None
+        self.structured_schema: Any = None
+        self.models_may_change = False
+        self.reply_end: Any = None
+        self.final: Any = None
+        self.stopping: StopCause | None = None
+        self.interrupted = False
+        self.tools_running = 0
+        self.compressions = 0
+        self._policy = policy
+        self._environment = environment
+        self._queue = commit_queue(context, channels, writer=writer)
+        self._attempt = context.start.attempt
+        self._steps = 0
+        self._step: StepFact | None = None
+        self._step_used = False
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def state(self) -> Any:
+        return self.native.state
+
+    @property
+    def position(self) -> AgentExecutionPosition:
+        return self.native.position
+
+    @property
+    def run_id(self) -> str:
+        return self.context.start.run_id
+
+    @property
+    def turn_id(self) -> str:
+        return self.context.start.turn_id
+
+    @property
+    def message_id(self) -> str:
+        """Public message of the present round."""
+        return ids.message_id(self.turn_id, self.position.reasoning)
+
+    def monotonic(self) -> float:
+        return self._environment.monotonic()
+
+    # ------------------------------------------------------------ boundaries (AgentExecutionHost)
+
+    def boundary(self, boundary: Boundary) -> None:
+        """
+        Raises:
+            Halt: the Run is to stop or to pause.
+        """
+        stop = self.stopping or self.context.stop
+        if stop is not None:
+            raise Halt(stop)
+        if self.context.pause_requested:
+            raise Halt(None)
+
+    def check_tool(self) -> None:
+        """
+        Raises:
+            HaltInTool: no tool may be looked at any more. A pause does not stop here: there is no boundary in a batch.
+        """
+        stop = self.stopping or self.context.stop
+        if stop is not None:
+            raise HaltInTool(Halt(stop))
+        if self._queue.failure is not None:
+            raise HaltInTool(self._queue.failure)
+
+    def abandon(self) -> None:
+        """From now on nothing of this Run becomes true."""
+        self._queue.close(Abandoned())
+
+    # ------------------------------------------------------------ committing
+
+    def accept(self, increment: Increment) -> None:
+        if not increment.empty:
+            self._queue.accept(increment)
+
+    async def record(self, increment: Increment) -> None:
+        if not increment.empty:
+            await self._queue.record(increment)
+
+    async def flush(self) -> StepReceipt | None:
+        return await self._queue.flush()
+
+    async def landed(self) -> None:
+        await self._queue.landed()
+
+    def position_rows(self) -> Increment:
+        rows, base = self.native.position_rows()
+        return Increment(rows=rows, base=base)
+
+    def checkpoint(self, *, full: bool = False) -> Increment:
+        """The state as it is now, with everything that its commit must say about calls."""
+        if self.interrupted:
+            raise HaltInTool(Halt(self.stopping))
+        told = self.calls.derive(self.state)
+        with self.calls.maskable(self.state):
+            told.rows, told.base = self.native.rows(full=full)
+        return told
+
+    # ------------------------------------------------------------ Steps
+
+    @property
+    def step_id(self) -> str:
+        return "" if self._step is None else self._step.step_id
+
+    def open_step(self, phase: StepPhase) -> list[StepFact]:
+        """The fact that begins a Step, when none is open."""
+        if self._step is not None:
+            return []
+        self._steps += 1
+        start = self.context.start
+        self._step = StepFact(
+            step_id=ids.step_id(start.run_id, self._steps),
+            run_id=start.run_id,
+            number=self._steps,
+            phase=phase,
+            resumed_from=start.resumed_from if self._steps == 1 else "",
+        )
+        self._step_used = False
+        return [self._step]
+
+    def _next_step(self) -> tuple[list[StepFact], list[JournalEntry]]:
+        """A reasoning round is a Step of its own (TJ-30); one that was opened for calls before it is the same."""
+        facts: list[StepFact] = []
+        entries: list[JournalEntry] = []
+        if self._step is not None and self._step_used:
+            facts.append(replace(self._step, status=StepStatus.COMPLETED))
+            entries.append(entry(JournalEventType.STEP_END, step=self._step.step_id))
+            self._step = None
+        if self._step is None:
+            _ = self.open_step(StepPhase.REASONING)
+        assert self._step is not None
+        self._step = replace(self._step, reasoning=self.position.reasoning)
+        self._step_used = True
+        facts.append(self._step)
+        entries.append(
+            entry(JournalEventType.STEP_START, step=self._step.step_id, reasoning=self.position.reasoning)
+        )
+        return facts, entries
+
+    def _step_phase(self, phase: StepPhase) -> list[StepFact]:
+        opened = self.open_step(phase)
+        self._step_used = True
+        if opened:
+            assert self._step is not None
+            self._step = replace(self._step, reasoning=self.position.reasoning)
+            return [self._step]
+        assert self._step is not None
+        if self._step.phase is phase:
+            return []
+        self._step = replace(self._step, phase=phase)
+        return [self._step]
+
+    # ------------------------------------------------------------ attempts
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    def next_attempt(self) -> int:
+        self._attempt += 1
+        self.previews.begin(self.message_id, self._attempt)
+        return self._attempt
+
+    # ------------------------------------------------------------ a new Turn
+
+    def begin_turn(self) -> None:
+        """Nothing of the Turn is stored."""
+        position = self.position
+        position.turn_id = self.turn_id
+        position.phase = ExecutionPhase.READY
+        position.reasoning = position.iteration = 0
+        position.final = None
+        self._attempt = 0
+
+    # ------------------------------------------------------------ a reasoning round
+
+    async def begin_round(self) -> None:
+        """Save what the model will be given, with the inputs that are part of it, and announce the request (S_pre)."""
+        self.boundary(Boundary.REASONING)
+        position, state = self.position, self.state
+        self._take_carried()
+        undo = _Undo(state)
+        inputs = await self._take_inputs()
+        first = position.phase is ExecutionPhase.READY
+        position.reasoning += 1
+        position.iteration = state.cur_iter
+        position.phase = ExecutionPhase.REASONING
+        position.receipts = {}
+        position.carried = []
+        self.compressions = 0
+        self._attempt = 0
+        told = Increment(inputs=inputs, reasoning=position.reasoning)
+        if first:
+            start = self.context.start
+            told.entries.append(
+                entry(JournalEventType.RUN_INPUT, turn=self.turn_id, message=start.input_message_id)
+            )
+        told.steps, entries = self._next_step()
+        told.models.append(self.models.announce(self.agent.model, known=not self.models_may_change))
+        told.attempt = self._attempt
+        told.merge(self.checkpoint())
+        told.entries += entries
+        told.entries.append(
+            entry(JournalEventType.MODEL_REQUEST, reasoning=position.reasoning, attempt=self._attempt)
+        )
+        while True:
+            await self.record(told)
+            try:
+                _ = await self.flush()
+            except InputsChanged:
+                # One of them was withdrawn first (CT-04): nothing was stored. Take the others.
+                undo.back()
+                told.inputs = await self._take_inputs()
+                self.native.begin_anew()
+                told.rows, told.base = self.native.rows()
+            else:
+                return
+
+    async def _take_inputs(self) -> list[int]:
+        """Accepted inputs enter the state in their order (CT-23)."""
+        if not self.context.pending_inputs:
+            return []
+        work = await self.context.open_work()
+        for one in work.inputs:
+            blocks = input_blocks(content_of(one.content))
+            if one.record.kind == "steer":
+                from agentscope.message import UserMsg
+
+                await self.agent.observe(UserMsg("user", blocks, id=one.record.message_id))
+            else:
+                from agentscope.message import HintBlock
+
+                self.state.append_context(self.name, [HintBlock(hint=blocks, source=INJECTED_SOURCE)])
+        return [one.record.ordinal for one in work.inputs]
+
+    async def steered(self) -> bool:
+        """Whether an input waits that reopens a final answer (D20)."""
+        if not self.context.pending_inputs:
+            return False
+        work = await self.context.open_work()
+        return any(one.record.kind == "steer" for one in work.inputs)
+
+    def reopen(self) -> None:
+        """The answer was final and is not any more."""
+        self.position.phase = ExecutionPhase.ACTING
+        if self.state.reply_context.structured_schema is not None:
+            # Otherwise the old output would be returned without another round.
+            self.state.reply_context.structured_output = None
+
+    # ------------------------------------------------------------ replay
+
+    async def begin_replay(self) -> None:
+        """Give the agent the state the model was given, whatever the loop has added on its way here."""
+        self.boundary(Boundary.REASONING)
+        anchor, self.anchor = self.anchor, None
+        state = self.state
+        self._carry(state, anchor)
+        for field in type(state).model_fields:
+            # The agent's permission engine holds the present object.
+            if field != "permission_context":
+                setattr(state, field, getattr(anchor, field))
+        self._bind_schema()
+        if self.position.phase is not ExecutionPhase.REASONING:
+            return
+        facts, entries = self._next_step()
+        told = Increment(steps=facts, entries=entries)
+        told.models.append(self.models.announce(self.agent.model, known=not self.models_may_change))
+        told.attempt = self._attempt
+        told.entries.append(
+            entry(JournalEventType.MODEL_REQUEST, reasoning=self.position.reasoning, attempt=self._attempt)
+        )
+        await self.record(told)
+        _ = await self.flush()
+
+    def _carry(self, live: Any, anchor: Any) -> None:
+        """Hints that a middleware has taken out of its inbox for this round must not get lost with it."""
+        known = {block.id for message in anchor.context for block in message.content}
+        native = {self.agent.injection_config.injection_source}
+        for message in live.context:
+            for block in message.content:
+                if block.type != "hint" or block.id in known or block.source in native or _is_native_hint(block):
+                    continue
+                self.position.carried.append(msgspec.Raw(block.model_dump_json().encode()))
+
+    def _take_carried(self) -> None:
+        if self.position.carried:
+            self.state.append_context(self.name, sanitize_blocks(native_blocks(self.position.carried)))
+
+    def _bind_schema(self) -> None:
+        """A schema comes back from the store without its class, and so without its own validators."""
+        reply = self.state.reply_context
+        if reply.structured_schema is not None and self.structured_schema is not None:
+            reply.structured_schema = self.structured_schema
+
+    def resume_reply(self) -> None:
+        """On the agent's way into a new reply: it goes on with the old one instead."""
+        if self.saved_reply is not None:
+            self.state.reply_context = self.saved_reply
+            self.saved_reply = None
+            self._bind_schema()
+
+    # ------------------------------------------------------------ the model
+
+    def take_answer(self) -> Any:
+        """The stored answer of this round as a native response; None when the model has to be asked."""
+        answer, self.native.answer = self.native.answer, None
+        if answer is None:
+            return None
+        _ = self.native.writer.note_outcome(self.native.answer_at, answer.content)
+        return chat_response(answer)
+
+    async def admit(self, messages: int, tools: int) -> None:
+        """
+        Raises:
+            Halt: the Run is to stop or to pause.
+            Exception: the policy denies the call.
+        """
+        self.boundary(Boundary.MODEL)
+        if self._policy is None:
+            return
+        start = self.context.start
+        await self._policy.admit(
+            ModelAdmission(
+                turn_id=start.turn_id,
+                run_id=start.run_id,
+                reasoning=self.position.reasoning,
+                purpose=ModelPurpose.REPLY,
+                messages=messages,
+                tools=tools,
+            )
+        )
+
+    async def answered(self, response: Any) -> Any:
+        """Make the answer true: outcome, end of its request, usage and public message in one commit.
+
+        Raises:
+            ModelInterrupted: the answer is none: it was cut off, and not because the Run is to stop.
+        """
+        if str(response.finished_reason) == "interrupted":
+            if self.stopping is not None:
+                return response
+            raise ModelInterrupted
+        response.content = self._unique_calls(sanitize_blocks(response.content))
+        position = self.position
+        payload, bodies = answer_payload(response, reasoning=position.reasoning, attempt=self._attempt)
+        final = self._is_final(response.content)
+        position.phase = ExecutionPhase.ANSWERED
+        told = Increment(models=self.models.answered())
+        told.steps = self._step_phase(StepPhase.FINALIZATION if final else StepPhase.ACTING)
+        told.entries.append(JournalEntry(JournalEventType.MODEL_RESULT, payload))
+        content = public_content(response.content)
+        if content or final:
+            told.messages.append(Message(self.message_id, content, max(self._attempt, 1)))
+        told.merge(self.position_rows())
+        await self.record(told)
+        receipt = await self.flush()
+        self.previews.end()
+        assert receipt is not None
+        _ = self.native.writer.note_outcome(receipt.position, bodies)
+        return response
+
+    def _is_final(self, blocks: list[Any]) -> bool:
+        """It may end the reply: no call, and no mere thought."""
+        kinds = {block.type for block in blocks}
+        pending = self.state.reply_context.structured_schema is not None
+        return not pending and "tool_call" not in kinds and kinds != {"thinking"}
+
+    def _unique_calls(self, blocks: list[Any]) -> list[Any]:
+        """Each call has an id that no other call of the Turn has: AgentScope never runs a repeated one."""
+        reply_id = self.state.reply_id
+        used = set(self.calls.known)
+        for message in reversed(self.state.context):
+            if message.role == "assistant" and message.id != reply_id:
+                break
+            used.update(block.id for block in message.content if block.type == "tool_call")
+        # A compressed conversation has forgotten calls whose records exist.
+        forgotten = bool(self.state.summary)
+        unique: list[Any] = []
+        for block in blocks:
+            if block.type == "tool_call":
+                call_id = _clean_call_id(block.id)
+                if forgotten or not call_id:
+                    call_id = f"{call_id or 'call'}.r{self.position.reasoning}"
+                base, number = call_id, 1
+                while call_id in used:
+                    number += 1
+                    call_id = f"{base}.{self.position.reasoning}.{number}"
+                used.add(call_id)
+                if call_id != block.id:
+                    block = block.model_copy(update={"id": call_id})
+            unique.append(block)
+        return unique
+
+    def round_over(self, *, final: bool) -> None:
+        """The answer is in the state. What follows is committed with the next thing that happens.
+
+        Raises:
+            Halt: the Run is to stop or to pause; the answer is stored, so nothing is asked again (TF-03, TF-04).
+        """
+        self.boundary(Boundary.FINALIZATION if final else Boundary.ACTING)
+        self.position.phase = ExecutionPhase.ACTING
+
+    # ------------------------------------------------------------ tools
+
+    def seen_waiting(self) -> None:
+        """The agent said that it waits for something outside: intents and questions become true at once."""
+        if self._queue.failure is None and not self.interrupted:
+            told = Increment(steps=self._step_phase(StepPhase.ACTING))
+            told.merge(self.checkpoint())
+            self.accept(told)
+
+    async def start_tool(self, block: Any, rule: ReplayRule) -> None:
+        """Commit that a local tool is about to run, with the state it starts from.
+
+        Raises:
+            HaltInTool: that did not become true, so it must not run.
+        """
+        await self._tool_commit(self.calls.start(block, rule))
+
+    async def end_tool(self, call_id: str, result: ToolResult) -> None:
+        """Commit what a local tool did, and what it made of the state."""
+        if not self.interrupted:
+            await self._tool_commit(self.calls.finish(call_id, result))
+            return
+        # The state is that of an interrupted agent; what the tool did is a fact all the same.
+        state = ExecutionState.CANCELLED if result.state == "interrupted" else None
+        try:
+            await self.record(self.calls.finish(call_id, result, state))
+            _ = await self.flush()
+        except (Abandoned, RecordingFailed) as reason:
+            raise HaltInTool(reason) from reason
+
+    async def _tool_commit(self, told: Increment) -> None:
+        try:
+            told.steps = self._step_phase(StepPhase.ACTING)
+            told.merge(self.checkpoint())
+            await self.record(told)
+            _ = await self.flush()
+        except (Abandoned, RecordingFailed) as reason:
+            # As an Exception, or a concurrent batch would drop it and start over (Rule 2).
+            raise HaltInTool(reason) from reason
+
+    async def park_lost_tools(self) -> None:
+        """Local tools whose outcome is not known wait for evidence as external ones wait for their result."""
+        lost = self.calls.lost(self.state)
+        told = Increment(steps=self._step_phase(StepPhase.ACTING))
+        for block in lost:
+            block.state = "submitted"
+        told.merge(self.checkpoint())
+        await self.record(told)
+        _ = await self.flush()
+
+    # ------------------------------------------------------------ the end of a drive
+
+    async def commit_end(self, end: RunEnd, told: Increment) -> StepReceipt:
+        told.end = end
+        await self.record(told)
+        receipt = await self.flush()
+        assert receipt is not None
+        return receipt
+
+
+class _Undo:
+    """Takes messages and blocks that were added at the end of the context out of it again."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._messages = len(state.context)
+        self._tail = state.context[-1] if state.context else None
+        self._blocks = 0 if self._tail is None else len(self._tail.content)
+
+    def back(self) -> None:
+        del self._state.context[self._messages :]
+        if self._tail is not None:
+            del self._tail.content[self._blocks :]
+
+
+def _is_native_hint(block: Any) -> bool:
+    """Hints that AgentScope's loop adds again by itself."""
+    return isinstance(block.source, str) and block.source.startswith('{"label": "System"')
+
+
+def _clean_call_id(call_id: str) -> str:
+    """An id that may stand in a record; "" when nothing of it can be used."""
+    printable = "".join(c for c in call_id if c.isprintable() and not 0xD800 <= ord(c) <= 0xDFFF)
+    return printable[:CALL_ID_CHARS_MAX]

@@ -1,0 +1,24 @@
+"""The place where AgentScope 2.0 programs kept an agent's state: one value per user and session.
+
+Rule: it is a copy for the way back (AS-23) and a source for the first time only (AS-21). It is never read once a journal
+exists, never written ahead of a commit, and its failure costs nothing but the copy (AS-31).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+__all__ = ["AGENT_STATE", "AgentStateStore"]
+
+AGENT_STATE: Final = "agent_state"
+"""The slot."""
+
+
+class AgentStateStore(Protocol):
+    """Keeps JSON values by user, session and slot."""
+
+    async def load(self, user_id: str, session_id: str, key: str) -> str | None:
+        """The value, or None."""
+        ...
+
+    async def save(self, user_id: str, session_id: str, key: str, value: str) -> None: ...

@@ -1,0 +1,186 @@
+"""Large bodies as files: `<directory>/<aa>/<hash of the Session>/<digest>`.
+
+Rule 1: a file appears under its name complete and on the disk, or not at all: written elsewhere, flushed,
+then linked into place. An existing file is never written again.
+Rule 2: no id becomes a file name. The Session is a hash, so that "..", "CON", or two ids that a disk takes
+for one cannot meet there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from agentscope_durable import _failpoints
+from agentscope_durable.contracts.errors import HostClosed, NotFound, StoreFull, StoreReadOnly, Unavailable
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.stores.objects._digests import check_digest, check_limit, verify
+
+T = TypeVar("T")
+
+DRAFT_AGE_SECONDS = 24 * 3600
+"""Drafts of killed processes are removed when they are older than this."""
+
+
+class FileObjectStore:
+    """An `ObjectStore` in a folder, shared by every process that can see it.
+
+    Args:
+        directory: made when the first body is put.
+        environment: where its threads and names come from.
+    """
+
+    persistent = True
+
+    def __init__(self, directory: str | os.PathLike[str], *, environment: Environment = SYSTEM) -> None:
+        self._directory = Path(directory)
+        self._drafts = self._directory / "drafts"
+        self._environment = environment
+        self._swept = False
+        self._closed = False
+
+    async def put(self, partition: str, digest: str, content: bytes) -> None:
+        check_digest(digest)
+        await self._call(lambda: self._put(partition, digest, content))
+
+    async def get(self, partition: str, digest: str) -> bytes:
+        check_digest(digest)
+        path = self._path(partition, digest)
+
+        def read() -> bytes:
+            try:
+                return verify(digest, path.read_bytes())
+            except FileNotFoundError:
+                raise NotFound("object", digest) from None
+
+        return await self._call(read)
+
+    async def exists(self, partition: str, digest: str) -> bool:
+        check_digest(digest)
+        return await self._call(self._path(partition, digest).is_file)
+
+    async def delete(self, partition: str, digest: str) -> None:
+        check_digest(digest)
+        path = self._path(partition, digest)
+
+        def remove() -> None:
+            path.unlink(missing_ok=True)
+
+        await self._call(remove)
+
+    async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
+        check_limit(limit)
+        folder = self._folder(partition)
+
+        def names() -> list[str]:
+            try:
+                return sorted(name for name in os.listdir(folder) if name > after)[:limit]
+            except FileNotFoundError:
+                return []
+
+        return await self._call(names)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _put(self, partition: str, digest: str, content: bytes) -> None:
+        verify(digest, content)
+        path = self._path(partition, digest)
+        if path.exists():
+            # Another process may have linked it a moment ago: its name must be as durable as if we had.
+            _sync(path.parent)
+            return
+        self._sweep()
+        for folder in (path.parent, self._drafts):
+            _make(folder, self._directory.parent)
+        draft = self._drafts / self._environment.random_bytes(16).hex()
+        try:
+            with draft.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _failpoints.hit("object.put.before")
+            _place(draft, path)
+            _sync(path.parent)
+            _failpoints.hit("object.put.after")
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what processes left behind that were killed while they wrote. Once per store."""
+        if self._swept:
+            return
+        self._swept = True
+        oldest = time.time() - DRAFT_AGE_SECONDS
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._drafts):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < oldest:
+                        os.unlink(entry.path)
+
+    def _folder(self, partition: str) -> Path:
+        name = hashlib.sha256(partition.encode()).hexdigest()
+        return self._directory / name[:2] / name
+
+    def _path(self, partition: str, digest: str) -> Path:
+        return self._folder(partition) / digest
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise HostClosed("object store")
+
+        def translated() -> T:
+            try:
+                return work()
+            except OSError as error:
+                raise self._translate(error) from error
+
+        return await self._environment.call_in_thread(translated)
+
+    def _translate(self, error: OSError) -> Exception:
+        location = str(self._directory)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreFull(location)
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return StoreReadOnly(location)
+        return Unavailable(f"the object store {location!r} failed: {error}")
+
+
+def _make(folder: Path, above: Path) -> None:
+    """Make a folder and its parents below `above`, and their names durable."""
+    missing: list[Path] = []
+    while folder != above and not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(parents=True, exist_ok=True)
+        _sync(new.parent)
+
+
+def _place(draft: Path, path: Path) -> None:
+    """Give the draft its name, unless something has that name already."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        # A disk without hard links. A rename may replace a file, but only by the same content.
+        os.replace(draft, path)
+
+
+def _sync(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,243 @@
+"""Tool executions on their way to an executor and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentscope_durable.contracts.status import ExecutionState, TurnStatus, WaitKind
+from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.dispatch import QUERY_WAIT_MAX_MS, _stored
+from agentscope_durable.spi.executor import Cancelled, ExecutorCapabilities, Failed, Running, Succeeded, ToolError, Unknown
+from agentscope_durable.testing.manual_clock import ManualClock
+from agentscope_durable.testing.scripted_harness import ScriptedHarness, external, final, together
+from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, turn_is, until
+from tests.runtime.test_recovery import LEASE_MS
+from tests.runtime.test_settlement import Remote
+
+
+async def run(hosts: Hosts, functions, call=None, answer: str = "{results}"):
+    script = [call or external("hands", "work", n=1), final(answer)]
+    runtime = await hosts.open(script, executors={"hands": FunctionExecutor(functions)})
+    session = await runtime.create_session(KEY, "agent")
+    return await session.submit("r1", "a")
+
+
+@pytest.mark.spec("RT-55")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_function_gets_its_arguments_and_its_result_is_applied(hosts: Hosts, kind: str) -> None:
+    async def later(n: int, unit: str = "x") -> dict:
+        return {"n": n, "unit": unit}
+
+    def at_once(n: int, unit: str = "x") -> dict:
+        return {"n": n, "unit": unit}
+
+    turn = await run(hosts, {"work": later if kind == "async" else at_once})
+    assert str(await turn.wait(SECONDS)) == '{"n":1,"unit":"x"}'
+    (tool,) = await turn.list_tools()
+
+    assert tool.state is ExecutionState.COMPLETED
+    assert tool.execution_id is not None
+    assert tool.origin.run_id == (await turn.list_runs()).items[0].run_id
+    assert tool.applied_at.run_id == (await turn.list_runs()).items[1].run_id
+
+
+async def test_a_tool_error_is_the_result_the_agent_sees(hosts: Hosts) -> None:
+    async def work(n: int) -> str:
+        raise ToolError("there is no such unit")
+
+    turn = await run(hosts, {"work": work})
+    assert str(await turn.wait(SECONDS)) == "there is no such unit"
+    (tool,) = await turn.list_tools()
+
+    assert (tool.state, tool.result["state"]) == (ExecutionState.COMPLETED, "error")
+
+
+@pytest.mark.parametrize("call", [external("hands", "other"), external("hands", "work", wrong=1)], ids=["name", "arguments"])
+async def test_a_call_that_cannot_begin_is_a_definite_error(hosts: Hosts, call) -> None:
+    effects = []
+
+    async def work(n: int) -> str:
+        effects.append(n)
+        return "ok"
+
+    turn = await run(hosts, {"work": work}, call)
+    message = str(await turn.wait(SECONDS))
+
+    assert "work" in message or "other" in message
+    assert effects == []
+
+
+async def test_any_other_exception_is_unknown(hosts: Hosts) -> None:
+    async def work(n: int) -> str:
+        raise OSError("after the effect?")
+
+    turn = await run(hosts, {"work": work})
+    view = await turn_is(
+        turn, TurnStatus.WAITING, where=lambda view: any(r.kind is WaitKind.TOOL_UNKNOWN for r in view.waiting_on)
+    )
+
+    assert len(view.waiting_on) == 1
+
+
+@pytest.mark.spec("PT-13")
+@pytest.mark.parametrize("value", [{1, 2}, {"n": float("nan")}, {"n": [2**60]}, object()], ids=["set", "nan", "big", "object"])
+async def test_a_value_json_cannot_carry_is_a_definite_error(hosts: Hosts, value) -> None:
+    effects = []
+
+    async def work(n: int):
+        effects.append(n)
+        return value
+
+    turn = await run(hosts, {"work": work})
+    assert "JSON cannot carry" in str(await turn.wait(SECONDS))
+    (tool,) = await turn.list_tools()
+
+    assert (tool.state, tool.result["state"]) == (ExecutionState.COMPLETED, "error")
+    assert effects == [1]
+
+
+async def test_a_running_execution_is_asked_for_until_it_ends(hosts: Hosts) -> None:
+    remote = Remote()
+    runtime = await hosts.open([external("hands", "work"), final("{results}")], executors={"hands": remote})
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await until(lambda: len(remote.queried) >= 2)
+    remote.outcome = Succeeded(value="at last")
+
+    assert str(await turn.wait(SECONDS)) == "at last"
+    assert len(remote.started) == 1
+    assert set(remote.queried) == set(remote.started)
+
+
+async def test_unknown_is_asked_again_where_a_query_can_tell(hosts: Hosts, clock: ManualClock) -> None:
+    remote = Remote()
+    remote.outcome = Unknown("no answer")
+    runtime = await hosts.open([external("hands", "work"), final("{results}")], executors={"hands": remote})
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await turn_is(turn, TurnStatus.WAITING, where=lambda v: any(r.kind is WaitKind.TOOL_UNKNOWN for r in v.waiting_on))
+    remote.outcome = Succeeded(value="found")
+    clock.advance(1000)
+
+    assert str(await turn.wait(SECONDS)) == "found"
+    assert len(remote.started) == 1
+
+
+async def test_an_execution_lost_with_its_host_is_queried_and_never_started_again(
+    hosts: Hosts, clock: ManualClock
+) -> None:
+    class Hangs(Remote):
+        async def execute(self, request):
+            self.started.append(request.execution_id)
+            await asyncio.Event().wait()
+
+    hanging = Hangs()
+    script = [external("hands", "work"), final("{results}")]
+    first = await hosts.open(script, executors={"hands": hanging}, close_timeout=0.1)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await until(lambda: bool(hanging.started))
+    await turn_is(turn, TurnStatus.WAITING)
+    kill(first)
+    clock.advance(LEASE_MS + 1)
+    remote = Remote()
+    remote.outcome = Succeeded(value="asked for")
+    second = await hosts.open(script, executors={"hands": remote})
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "asked for"
+    assert remote.started == []
+    assert remote.queried == hanging.started
+
+
+@pytest.mark.spec("LF-02")
+@pytest.mark.parametrize("may_query", [True, False])
+async def test_an_execution_in_hand_when_its_host_closes(hosts: Hosts, may_query: bool) -> None:
+    class Hangs(Remote):
+        capabilities = ExecutorCapabilities(query=may_query)
+
+        async def execute(self, request):
+            self.started.append(request.execution_id)
+            await asyncio.Event().wait()
+
+    class After(Remote):
+        capabilities = ExecutorCapabilities(query=may_query)
+
+    hanging = Hangs()
+    script = [external("hands", "work"), final("{results}")]
+    first = await hosts.open(script, executors={"hands": hanging}, close_timeout=0.1)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await until(lambda: bool(hanging.started))
+    await turn_is(turn, TurnStatus.WAITING)
+    await first.close()
+    remote = After()
+    remote.outcome = Succeeded(value="asked for")
+    second = await hosts.open(script, executors={"hands": remote})
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    if may_query:
+        assert str(await again.wait(SECONDS)) == "asked for"
+    else:
+        view = await again.status()
+        assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+    assert remote.started == []
+
+
+async def test_several_calls_run_at_once_and_are_applied_as_they_end(hosts: Hosts) -> None:
+    inside = 0
+    high = 0
+    release = asyncio.Event()
+
+    async def work(n: int) -> int:
+        nonlocal inside, high
+        inside += 1
+        high = max(high, inside)
+        if inside == 3:
+            release.set()
+        await release.wait()
+        inside -= 1
+        return n
+
+    call = together(*(external("hands", "work", n=number) for number in range(3)))
+    turn = await run(hosts, {"work": work}, call)
+    assert sorted(str(await turn.wait(SECONDS)).split(", ")) == ["0", "1", "2"]
+    assert high == 3
+
+
+async def test_executions_are_bounded_and_a_cancel_still_arrives(hosts: Hosts) -> None:
+    started = asyncio.Event()
+
+    async def work(n: int) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    harness = ScriptedHarness([together(*(external("hands", "work", n=number) for number in range(3))), final()])
+    runtime = await hosts.open(
+        harness, executors={"hands": FunctionExecutor({"work": work})}, executor_parallelism=1
+    )
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await started.wait()
+    await turn_is(turn, TurnStatus.WAITING)
+    await turn.cancel("c1")
+    await turn_is(turn, TurnStatus.CANCELLED)
+
+    assert {tool.state for tool in await turn.list_tools()} == {ExecutionState.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "may_query", "expected"),
+    [
+        (Succeeded(value=1), True, (ExecutionState.COMPLETED, "success", 0)),
+        (Succeeded(value="no", error=True), True, (ExecutionState.COMPLETED, "error", 0)),
+        (Failed("not done"), True, (ExecutionState.FAILED, "error", 0)),
+        (Cancelled("stopped"), True, (ExecutionState.CANCELLED, "interrupted", 0)),
+        (Running(0.25), True, (ExecutionState.RUNNING, None, 250)),
+        (Running(3600), True, (ExecutionState.RUNNING, None, QUERY_WAIT_MAX_MS)),
+        (Unknown("?"), True, (ExecutionState.UNKNOWN, None, 4000)),
+        (Unknown("?"), False, (ExecutionState.UNKNOWN, None, 0)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_outcome_has_one_stored_form(outcome, may_query, expected) -> None:
+    state, result, wait_ms = _stored(outcome, 2, may_query=may_query)
+
+    assert (state, None if result is None else result.state, wait_ms) == expected

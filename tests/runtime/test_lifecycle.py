@@ -1,0 +1,286 @@
+"""Starting, draining and closing a host (group LF)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+import pytest
+
+from agentscope_durable.contracts.errors import HostClosed, UsedAfterFork
+from agentscope_durable.contracts.status import RunStatus, TurnStatus
+from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.manual_clock import ManualClock
+from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, external, final, local, say
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
+from tests.runtime.test_recovery import LEASE_MS
+
+
+@pytest.mark.spec("LF-01", "RC-18")
+async def test_drain_waits_for_what_runs_and_claims_nothing_new(hosts: Hosts) -> None:
+    gates = Gates()
+    runtime = await hosts.open(ScriptedHarness([Stall(gate="g"), final("ok")], gates=gates))
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await gates.reached("g")
+    draining = asyncio.create_task(runtime.drain(SECONDS))
+    await asyncio.sleep(0)
+    following = await session.submit("r2", "b")
+    gates.open("g")
+
+    assert await draining is True
+    assert (await turn.status()).status is TurnStatus.COMPLETED
+    assert (await following.status()).status is TurnStatus.QUEUED
+    assert await runtime.drain() is True
+
+
+@pytest.mark.spec("LF-01", "LF-08", "RC-18")
+async def test_a_drain_that_takes_too_long_stops_the_host_and_another_goes_on(hosts: Hosts) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [say("1"), Stall(gate="g"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    session = await first.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await gates.reached("g")
+
+    assert await first.drain(0.01) is False
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert [run.status for run in await again.list_runs()] == [RunStatus.RELEASED, RunStatus.COMPLETED]
+    assert (await again.status()).recovery is None
+
+
+@pytest.mark.spec("LF-02", "LF-03", "LF-05", "LF-09")
+async def test_closing_leaves_the_backend_and_may_be_repeated(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await runtime.close()
+    await runtime.close()
+    for use in (session.view(), turn.status(), turn.cancel("c1"), session.submit("r2", "b"), runtime.start()):
+        await refused(use, HostClosed)
+    other = await hosts.open()
+
+    assert (await other.get_session(KEY).get_turn(turn.turn_id).status()).status is TurnStatus.QUEUED
+
+
+@pytest.mark.spec("LF-09")
+@pytest.mark.parametrize("place", ["tool", "executor", "sink", "on_error", "twice"])
+async def test_closing_from_a_callback_does_not_wait_for_itself(hosts: Hosts, place: str) -> None:
+    async def close() -> str:
+        await runtime.close()
+        return "closing"
+
+    closing: list[asyncio.Future] = []
+    script = [Fail(kind="Incompatible")] if place == "on_error" else [local("t"), external("hands", "work"), final("ok")]
+    tools = {"t": close} if place == "tool" else {}
+    work = {"work": close if place == "executor" else (lambda: "worked")}
+    runtime = await hosts.open(
+        ScriptedHarness(script, tools=tools),
+        executors={"hands": FunctionExecutor(work)},
+        on_error=lambda error: closing.append(asyncio.ensure_future(runtime.close())),
+    )
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+
+    async def sink(item) -> None:
+        if item.event.type == "run.started":
+            await runtime.close()
+
+    if place == "sink":
+        await refused(session.stream_events().for_each(sink), HostClosed)
+    elif place == "twice":
+        await asyncio.gather(runtime.close(), runtime.close())
+    async with asyncio.timeout(SECONDS):
+        await until(lambda: runtime._closing is not None)
+        await runtime._closing
+    again = (await hosts.open()).get_session(KEY).get_turn(turn.turn_id)
+
+    assert not (await again.status()).status.terminal
+    assert (await again.status()).lease is None
+    await asyncio.gather(*closing)
+
+
+@pytest.mark.spec("LF-08")
+async def test_closing_gives_the_turn_back_where_it_is(hosts: Hosts) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [local("t", gate="g"), final("{results}")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), close_timeout=SECONDS)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await gates.reached("g")
+    closing = asyncio.create_task(first.close())
+    await until(lambda: first._host.closing)
+    gates.open("g")
+    await closing
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert ledger.count("tool") == 1
+    assert [run.status for run in await again.list_runs()] == [RunStatus.RELEASED, RunStatus.COMPLETED]
+
+
+@pytest.mark.spec("LF-10", "RT-30")
+async def test_start_may_be_repeated_and_raced(hosts: Hosts) -> None:
+    runtime = await hosts.open([final("ok")], start=False)
+    await asyncio.gather(*(runtime.start() for _ in range(5)))
+    session = await runtime.create_session(KEY, "agent")
+
+    assert str(await session.call("r1", "a", SECONDS)) == "ok"
+    assert len(await hosts.backend.owners()) == 1
+    await runtime.close()
+    assert await hosts.backend.owners() == []
+
+
+@pytest.mark.case("C14")
+async def test_hosts_of_one_name_are_two_owners_and_a_draining_one_claims_nothing(hosts: Hosts) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [Stall(gate="g"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), host_name="web-1")
+    session = await first.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await gates.reached("g")
+    draining = asyncio.create_task(first.drain(SECONDS))
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), host_name="web-1")
+    following = await session.submit("r2", "b")
+    gates.open("g")
+    await draining
+    await first.close()
+
+    assert first.owner != second.owner
+    assert first.owner.startswith("web-1-")
+    again = second.get_session(KEY).get_turn(following.turn_id)
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert {run.owner for run in await again.list_runs()} == {second.owner}
+    assert {run.owner for run in await second.get_session(KEY).get_turn(turn.turn_id).list_runs()} == {first.owner}
+
+
+@pytest.mark.case("C21")
+async def test_a_draining_host_renews_until_its_last_turn_is_committed(hosts: Hosts) -> None:
+    gates = Gates()
+    script = [local("t", gate="g"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, gates=gates), lease=0.3)
+    session = await first.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await gates.reached("g")
+    draining = asyncio.create_task(first.drain(SECONDS))
+    second = await hosts.open(ScriptedHarness(script, gates=Gates()), lease=0.3)
+    renewed = first._heartbeat.last_renewal
+    # Three leases' worth of renewals.
+    for _ in range(9):
+        await until(lambda: first._heartbeat.last_renewal > renewed)
+        renewed = first._heartbeat.last_renewal
+    gates.open("g")
+
+    assert await draining is True
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    assert [run.status for run in await again.list_runs()] == [RunStatus.COMPLETED]
+
+
+@pytest.mark.case("C22")
+async def test_a_blocked_loop_keeps_its_lease(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "agentscope_durable.runtime")
+    ledger = Ledger()
+
+    def block() -> str:
+        # The tool sleeps on the event loop, for longer than its host's lease.
+        time.sleep(1.6)
+        return "blocked"
+
+    script = [local("t"), final("{results}")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, tools={"t": block}), lease=0.4)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+
+    assert str(await turn.wait(SECONDS)) == "blocked"
+    assert [run.status for run in await turn.list_runs()] == [RunStatus.COMPLETED]
+    assert ledger.count("tool") == 1
+    (lease,) = await hosts.backend.owners()
+    assert lease.alive
+    await until(lambda: "event loop was blocked" in caplog.text)
+
+
+@pytest.mark.case("C30")
+@pytest.mark.parametrize("how", ["close", "cancelled", "lost", "drain"])
+async def test_only_a_stored_cancel_cancels_a_turn(hosts: Hosts, clock: ManualClock, how: str) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [say("1"), Stall(gate="g", obedient=False), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), close_timeout=0.05)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await gates.reached("g")
+    if how == "close":
+        await first.close()
+    elif how == "drain":
+        await first.drain(0.01)
+    elif how == "cancelled":
+        # As when the event loop ends: every task is cancelled, and nobody said why.
+        first._host.draining = True
+        for task in list(first._scheduler.runs._tasks):
+            task.cancel()
+        await first._scheduler.runs.wait()
+    else:
+        kill(first)
+        clock.advance(LEASE_MS + 1)
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert (await again.status()).recovery is None
+    assert RunStatus.CANCELLED not in {run.status for run in await again.list_runs()}
+    assert "turn.recovery" not in {event.type for event in await all_events(again)}
+
+
+async def test_use_after_a_fork_is_refused(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(KEY, "agent")
+    runtime._door._process = os.getpid() - 1
+
+    await refused(session.view(), UsedAfterFork)
+    runtime._door._process = os.getpid()
+
+
+@pytest.mark.spec("LF-02")
+async def test_after_closing_no_task_is_left(hosts: Hosts) -> None:
+    before = asyncio.all_tasks()
+    gates = Gates()
+    harness = Harness("agent", "v1", ScriptedHarness([Stall(gate="g"), final()], gates=gates))
+    async with DurableRuntime(
+        backend=hosts.backend,
+        harnesses=[harness],
+        executors={"hands": FunctionExecutor({})},
+        poll_interval=0.05,
+    ) as runtime:
+        await runtime.start()
+        session = await runtime.create_session(KEY, "agent")
+        await session.submit("r1", "a")
+        await gates.reached("g")
+
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.spec("RC-18", "LF-08")
+async def test_one_line_for_each_claim_park_and_settlement_and_no_secret(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "agentscope_durable")
+    gates = Gates()
+    script = [say("my secret answer"), local("t", gate="g", value="my secret result"), final("my secret end")]
+    runtime = await hosts.open(ScriptedHarness(script, gates=gates))
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "my secret question")
+    await gates.reached("g")
+    await turn.cancel("c1")
+    gates.open("g")
+    await turn_is(turn, TurnStatus.CANCELLED)
+    await runtime.close()
+    lines = [record.getMessage() for record in caplog.records if record.name == "agentscope_durable.runtime"]
+
+    about = [line for line in lines if turn.turn_id in line]
+    assert [line.split(turn.turn_id)[1] for line in about] == [" claimed under fence 1", ": run 1 cancelled", " settled"]
+    assert "secret" not in caplog.text
+    assert all("secret" not in str(vars(record)) for record in caplog.records)

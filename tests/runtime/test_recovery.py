@@ -1,0 +1,505 @@
+"""Failures, retries and lost hosts (group RC)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn
+from agentscope_durable.contracts.errors import TurnFailed, Unavailable, Uncertain
+from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.contracts.status import (
+    Audience,
+    ExecutionState,
+    ModelStatus,
+    ReplayRule,
+    RunStatus,
+    TurnStatus,
+    WaitKind,
+)
+from agentscope_durable.contracts.views import RecoveryPolicy
+from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.manual_clock import ManualClock
+from agentscope_durable.testing.scripted_harness import (
+    Fail,
+    Gates,
+    ScriptedHarness,
+    Stall,
+    approval,
+    final,
+    local,
+    say,
+)
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
+
+LEASE_MS = 30_000
+
+
+async def submit(runtime, text: str = "a"):
+    session = await runtime.create_session(KEY, "agent")
+    return await session.submit("r1", text)
+
+
+@pytest.mark.spec("RC-01", "RT-02", "RT-09", "RC-02")
+async def test_another_host_goes_on_after_the_lease(hosts: Hosts, clock: ManualClock) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [local("t", value="1"), say("half", gate="g"), final("{results}")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    kill(first)
+    gates.open("g")
+    clock.advance(LEASE_MS + 1)
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "1"
+    runs = (await again.list_runs()).items
+    assert [run.status for run in runs] == [RunStatus.LOST, RunStatus.COMPLETED]
+    assert [run.owner for run in runs] == [first.owner, second.owner]
+    assert runs[0].fence < runs[1].fence
+    assert ledger.count("tool") == 1
+    assert len(await second.get_session(KEY).list_turns()) == 1
+    assert (await again.status()).recovery is None
+
+
+@pytest.mark.spec("RC-02", "RC-18")
+async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [Stall(gate="g", obedient=False), say("by whom"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    heartbeat = first._heartbeat
+    heartbeat._stopping.set()
+    clock.advance(LEASE_MS + 1)
+    other = Gates()
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=other))
+    await other.reached("g")
+    gates.open("g")
+    await until(lambda: len(first._scheduler.runs) == 0)
+    other.open("g")
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    lost, won = (await again.list_runs()).items
+    assert (lost.status, won.status) == (RunStatus.LOST, RunStatus.COMPLETED)
+    assert {event.run_id for event in await all_events(again) if event.type == "message.completed" and event.run_id} == {
+        won.run_id
+    }
+
+
+@pytest.mark.spec("RC-03", "BE-03", "BE-13", "LF-10", "RT-22")
+async def test_without_any_hint_work_is_found(hosts: Hosts) -> None:
+    from agentscope_durable.backend.transaction import NoWakeups
+
+    silent = hosts.backend.with_wakeups(NoWakeups())
+    runtime = await hosts.open([approval("t"), final("ok")], backend=silent)
+    turn = await submit(runtime)
+    await turn_is(turn, TurnStatus.WAITING)
+    (question,) = await turn.pending_interactions()
+    await turn.respond("a1", question.interaction_id, True)
+
+    assert str(await turn.wait(SECONDS)) == "ok"
+
+
+@pytest.mark.spec("RC-05", "LF-02", "LF-08", "RC-18")
+async def test_nothing_is_lost_while_every_host_is_stopped(hosts: Hosts) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [local("t"), Stall(gate="g"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    await first.close()
+    api = await hosts.open()
+    view = await api.get_session(KEY).get_turn(turn.turn_id).status()
+    assert view.lease is None
+    assert view.recovery is None
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert [run.status for run in await again.list_runs()] == [RunStatus.RELEASED, RunStatus.COMPLETED]
+    assert ledger.count("tool") == 1
+
+
+@pytest.mark.spec("RC-06", "RC-07", "RC-12", "RC-14", "RC-16", "RC-20")
+@pytest.mark.parametrize("kind", ["OSError", "TimeoutError", "Unavailable", "Conflict", "Group"])
+async def test_a_fault_of_the_world_is_tried_again(hosts: Hosts, clock: ManualClock, kind: str) -> None:
+    runtime = await hosts.open([Fail(kind=kind, message="the network", runs=1), final("ok")])
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    view = await turn_is(turn, TurnStatus.WAITING)
+    assert [reason.kind for reason in view.waiting_on] == [WaitKind.RETRY]
+    assert view.recovery.failures == 1
+    assert view.recovery.next_retry_at_ms == clock() + 1000
+    assert view.recovery.policy == RecoveryPolicy(3, 1000, 30_000)
+    assert view.recovery.last_error.retryable
+    clock.advance(1000)
+
+    assert str(await turn.wait(SECONDS)) == "ok"
+    assert [run.status for run in await turn.list_runs()] == [RunStatus.FAILED, RunStatus.COMPLETED]
+    (event,) = [e for e in await all_events(turn) if e.type == "turn.recovery"][:1]
+    assert event.data["recovery"]["failures"] == 1
+
+
+@pytest.mark.spec("RC-08", "RC-17")
+@pytest.mark.parametrize("kind", ["ValueError", "RuntimeError", "MixedGroup"])
+async def test_a_fault_of_the_program_is_not(hosts: Hosts, kind: str) -> None:
+    runtime = await hosts.open([Fail(kind=kind, message="a defect"), final("ok")])
+    turn = await submit(runtime)
+    error = await refused(turn.wait(SECONDS), TurnFailed)
+
+    assert "a defect" in error.reason
+    assert len(await turn.list_runs()) == 1
+
+
+@pytest.mark.spec("RC-11", "RC-17", "RC-20")
+async def test_by_default_three_retries_with_doubling_waits(hosts: Hosts, clock: ManualClock) -> None:
+    runtime = await hosts.open([Fail()])
+    turn = await submit(runtime)
+    waits = []
+    for failures in (1, 2, 3):
+        view = await turn_is(
+            turn, TurnStatus.WAITING, where=lambda view, n=failures: view.recovery and view.recovery.failures == n
+        )
+        waits.append(view.recovery.next_retry_at_ms - clock())
+        clock.advance(waits[-1])
+    await refused(turn.wait(SECONDS), TurnFailed)
+
+    assert waits == [1000, 2000, 4000]
+    assert len(await turn.list_runs()) == 4
+
+
+@pytest.mark.spec("RC-11")
+async def test_the_wait_is_capped(hosts: Hosts, clock: ManualClock) -> None:
+    runtime = await hosts.open([Fail()], recovery_policy=RecoveryPolicy(9, 1000, 3000))
+    turn = await submit(runtime)
+    for failures, wait in enumerate((1000, 2000, 3000, 3000), start=1):
+        view = await turn_is(
+            turn, TurnStatus.WAITING, where=lambda view, n=failures: view.recovery and view.recovery.failures == n
+        )
+        assert view.recovery.next_retry_at_ms - clock() == wait
+        clock.advance(wait)
+
+
+@pytest.mark.spec("RC-12", "RC-13")
+async def test_the_first_policy_stays_in_force(hosts: Hosts, clock: ManualClock) -> None:
+    script = [Fail(runs=2), final("ok")]
+    first = await hosts.open(script, recovery_policy=RecoveryPolicy(5, 1000, 30_000))
+    turn = await submit(first)
+    before = await turn_is(turn, TurnStatus.WAITING)
+    await first.close()
+    second = await hosts.open(script, recovery_policy=RecoveryPolicy(0, 1, 1))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    await again.steer("s1", "hurry")
+    await again.signal("x1", "x.hurry", None)
+    view = await again.status()
+    assert view.recovery == before.recovery
+    clock.advance(1000)
+    view = await turn_is(again, TurnStatus.WAITING, where=lambda view: view.recovery.failures == 2)
+    assert view.recovery.policy == RecoveryPolicy(5, 1000, 30_000)
+    assert view.recovery.next_retry_at_ms == clock() + 2000
+    clock.advance(2000)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+
+
+@pytest.mark.spec("RC-14")
+async def test_a_healthy_turn_has_no_recovery(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()])
+    turn = await submit(runtime)
+    await turn.wait(SECONDS)
+
+    assert (await turn.status()).recovery is None
+
+
+@pytest.mark.spec("RC-15")
+async def test_the_hook_classifies_what_the_adapter_leaves_open(hosts: Hosts, clock: ManualClock) -> None:
+    asked: list[str] = []
+
+    def hook(error: BaseException) -> bool | None:
+        asked.append(type(error).__name__)
+        return True if isinstance(error, ValueError) else None
+
+    runtime = await hosts.open([Fail(kind="ValueError", runs=1), final("ok")], retryable_failure=hook)
+    turn = await submit(runtime)
+    await turn_is(turn, TurnStatus.WAITING)
+    clock.advance(1000)
+
+    assert str(await turn.wait(SECONDS)) == "ok"
+    assert asked == ["ValueError"]
+
+
+@pytest.mark.spec("RC-15", "RC-23")
+async def test_the_hook_never_repeats_an_unknown_operation(hosts: Hosts) -> None:
+    def broken() -> str:
+        raise OSError("after the effect")
+
+    ledger = Ledger()
+    harness = ScriptedHarness([local("t"), final("{results}")], ledger=ledger, tools={"t": broken})
+    runtime = await hosts.open(harness, retryable_failure=lambda error: True)
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    view = await turn_is(turn, TurnStatus.WAITING)
+    assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+    other = await session.create_thread("x", "agent")
+    await turn_is(await other.submit("r2", "a"), TurnStatus.WAITING)
+    assert ledger.count(f"tool {turn.turn_id}") == 1
+    await reconcile(hosts, turn, view.waiting_on[0].call_id)
+
+    assert str(await turn.wait(SECONDS)) == "seen with my own eyes"
+    assert ledger.count(f"tool {turn.turn_id}") == 1
+
+
+async def reconcile(hosts: Hosts, turn, call_id: str) -> None:
+    await hosts.backend.execute(
+        ReconcileTool(
+            session=KEY,
+            thread_id="main",
+            turn_id=turn.turn_id,
+            call_id=call_id,
+            request_id=f"e-{call_id}",
+            state=ExecutionState.COMPLETED,
+            result=body_of(ToolResult(value="seen with my own eyes")),
+            digest="d",
+            evidence_ref="ticket 1",
+        ),
+        audience=Audience.OPERATOR,
+    )
+
+
+@pytest.mark.spec("RC-18")
+async def test_an_incompatible_host_consumes_no_budget(hosts: Hosts) -> None:
+    ledger = Ledger()
+    first = await hosts.open(ScriptedHarness([Fail(kind="Incompatible")], ledger=ledger))
+    turn = await submit(first)
+    await until(lambda: _runs(turn, 1))
+    await first.close()
+    second = await hosts.open(ScriptedHarness([final("ok")], ledger=ledger))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert (await again.status()).recovery is None
+
+
+async def _runs(turn, count: int) -> bool:
+    return len([run for run in await turn.list_runs() if run.ended_at_ms]) >= count
+
+
+@pytest.mark.spec("RC-19")
+async def test_a_failure_record_that_cannot_be_committed_is_not_claimed(hosts: Hosts, clock: ManualClock) -> None:
+    backend = hosts.backend
+
+    class Flaky:
+        """Every command of the owner fails for a while."""
+
+        broken = False
+
+        def __getattr__(self, name):
+            return getattr(backend, name)
+
+        async def execute(self, command, **options):
+            if self.broken and type(command).__name__ == "CommitStep":
+                raise Unavailable("the store is away")
+            return await backend.execute(command, **options)
+
+    flaky, gates = Flaky(), Gates()
+    script = [say("kept"), Stall(gate="g"), Fail(runs=1), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, gates=gates), backend=flaky)
+    turn = await submit(first)
+    await gates.reached("g")
+    flaky.broken = True
+    gates.open("g")
+    kill(first)
+    assert (await hosts.backend.query(_question(turn))).recovery is None
+    clock.advance(LEASE_MS + 1)
+    second = await hosts.open(ScriptedHarness(script, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert [message.text for message in await again.history()] == ["a", "kept", "ok"]
+
+
+def _question(turn):
+    from agentscope_durable.contracts.questions import GetTurn
+
+    return GetTurn(session=KEY, thread_id="main", turn_id=turn.turn_id)
+
+
+@pytest.mark.spec("RC-24")
+async def test_a_retry_that_came_due_while_all_were_down_runs_once(hosts: Hosts, clock: ManualClock) -> None:
+    script = [Fail(runs=1), final("ok")]
+    first = await hosts.open(script)
+    turn = await submit(first)
+    await turn_is(turn, TurnStatus.WAITING)
+    await first.close()
+    clock.advance(3_600_000)
+    second = await hosts.open(script)
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert len(await again.list_runs()) == 2
+
+
+@pytest.mark.spec("RC-23", "RT-47", "MC-08")
+@pytest.mark.parametrize("rule", list(ReplayRule))
+async def test_a_local_tool_lost_with_its_host(hosts: Hosts, clock: ManualClock, rule: ReplayRule) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [local("t", rule=rule, gate="g", value="result"), final("{results}")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    kill(first)
+    clock.advance(LEASE_MS + 1)
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    if rule is ReplayRule.NEVER:
+        view = await turn_is(again, TurnStatus.WAITING)
+        assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+        await reconcile(hosts, again, view.waiting_on[0].call_id)
+        assert str(await again.wait(SECONDS)) == "seen with my own eyes"
+        assert ledger.count("tool") == 1
+    else:
+        assert str(await again.wait(SECONDS)) == "result"
+        assert ledger.count("tool") == 2
+
+
+@pytest.mark.spec("MC-08", "EV-16")
+async def test_a_request_lost_with_its_host_is_lost_and_made_again(hosts: Hosts, clock: ManualClock) -> None:
+    ledger, gates = Ledger(), Gates()
+    script = [final("the whole answer", gate="g")]
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    kill(first)
+    clock.advance(LEASE_MS + 1)
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    message = await again.wait(SECONDS)
+    lost, won = (await again.list_runs()).items
+
+    assert (message.text, message.attempt) == ("the whole answer", 2)
+    assert [call.status for call in await again.list_model_calls(lost.run_id)] == [ModelStatus.LOST]
+    assert [call.status for call in await again.list_model_calls(won.run_id)] == [ModelStatus.COMPLETED]
+    abandoned = [e.data for e in await all_events(again) if e.type == "message.abandoned"]
+    assert [(data["messageId"], data["attempt"]) for data in abandoned] == [(message.id, 1)]
+
+
+@pytest.mark.case("C28")
+async def test_a_turn_that_kills_its_hosts_is_parked_for_a_person(hosts: Hosts, clock: ManualClock) -> None:
+    script = [Stall(gate="g")]
+    turn = None
+    for _ in range(4):
+        gates = Gates()
+        host = await hosts.open(ScriptedHarness(script, gates=gates), takeovers_max=2)
+        if turn is None:
+            turn = await submit(host)
+        # The last host only parks it.
+        reached = asyncio.ensure_future(gates.reached("g"))
+        parked = asyncio.ensure_future(
+            turn_is(host.get_session(KEY).get_turn(turn.turn_id), TurnStatus.WAITING)
+        )
+        await asyncio.wait({reached, parked}, return_when=asyncio.FIRST_COMPLETED)
+        if parked.done():
+            break
+        parked.cancel()
+        kill(host)
+        clock.advance(LEASE_MS + 1)
+    view = parked.result()
+
+    assert [reason.kind for reason in view.waiting_on] == [WaitKind.OPERATOR]
+    gates.open("g")
+    await hosts.backend.execute(
+        ReleaseTurn(session=KEY, thread_id="main", turn_id=turn.turn_id, request_id="release"),
+        audience=Audience.OPERATOR,
+    )
+    assert str(await host.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS)) == "done"
+
+
+@pytest.mark.case("C17")
+async def test_one_bad_item_does_not_stop_the_others(hosts: Hosts) -> None:
+    """Of 20 Turns one is of an unregistered definition and one cannot be read: 18 run."""
+    from agentscope_durable.contracts.errors import CorruptRecord
+    from agentscope_durable.contracts.identity import SessionKey
+    from agentscope_durable.contracts.questions import GetMessage
+    from agentscope_durable.runtime.runtime import Definition
+    from agentscope_durable.testing.scripted_harness import STATE_VERSION
+
+    api = await hosts.open(definitions=[Definition("agent", "v1", STATE_VERSION), Definition("other", "v1", "s")])
+    turns = []
+    for number in range(20):
+        session = await api.create_session(SessionKey("app", f"{number}"), "other" if number == 3 else "agent")
+        turns.append(await session.submit("r1", "a"))
+    bad = turns[7].turn_id
+    backend = hosts.backend
+
+    class Damaged:
+        def __getattr__(self, name):
+            return getattr(backend, name)
+
+        async def query(self, question, **options):
+            if isinstance(question, GetMessage) and question.message_id.startswith(bad):
+                raise CorruptRecord("message", "MessageCompleted", "damaged")
+            return await backend.query(question, **options)
+
+    await hosts.open([final("ok")], backend=Damaged())
+    for number, turn in enumerate(turns):
+        if number not in (3, 7):
+            assert str(await turn.wait(SECONDS)) == "ok"
+    error = await refused(turns[7].wait(SECONDS), TurnFailed)
+    assert "CorruptRecord" in error.reason
+    view = await turns[3].status()
+    assert view.status is TurnStatus.QUEUED
+    assert view.recovery is None
+    assert [reason.kind for reason in view.waiting_on] == [WaitKind.DEFINITION_MISSING]
+
+
+@pytest.mark.spec("BE-29", "BE-12")
+@pytest.mark.parametrize("nth", range(1, 9))
+async def test_an_owners_lost_answer_is_settled_by_its_position(hosts: Hosts, nth: int) -> None:
+    """Every commit of a Run loses its answer once, before or after it stood; nothing happens twice."""
+    backend = hosts.backend
+    count = 0
+
+    class Loses:
+        def __getattr__(self, name):
+            return getattr(backend, name)
+
+        async def execute(self, command, **options):
+            nonlocal count
+            if type(command).__name__ not in ("CommitStep", "SettleTurn"):
+                return await backend.execute(command, **options)
+            count += 1
+            if count == nth:
+                await backend.execute(command, **options)
+                raise Uncertain(type(command).__name__)
+            if count == nth + 2:
+                raise Uncertain(type(command).__name__)
+            return await backend.execute(command, **options)
+
+    harness = ScriptedHarness([say("one"), local("t", value="2"), final("{results}")])
+    runtime = await hosts.open(harness, backend=Loses())
+    turn = await submit(runtime)
+
+    assert str(await turn.wait(SECONDS)) == "2"
+    assert [message.text for message in await turn.history()] == ["a", "one", "2"]
+    assert harness.ledger.count("tool") == 1
+    assert len(harness.ledger.lines) == len(set(harness.ledger.lines))
+
+
+async def test_hints_of_one_store_reach_every_host(hosts: Hosts) -> None:
+    wakeups = LocalWakeups()
+    shared = hosts.backend.with_wakeups(wakeups)
+    brain = await hosts.open([final("ok")], backend=shared, poll_interval=60.0)
+    api = await hosts.open(start=False, backend=shared, poll_interval=60.0)
+    session = await brain.create_session(KEY, "agent")
+    turn = await api.get_session(session.key).submit("r1", "a")
+
+    assert str(await turn.wait(SECONDS)) == "ok"
