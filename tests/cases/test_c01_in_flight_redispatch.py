@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from agentscope_durable.contracts.errors import NotFound
-from agentscope_durable.contracts.keys import READY_TURN
+from agentscope_durable.contracts.keys import READY_TURN, partition
+from agentscope_durable.contracts.records import Binding
 from agentscope_durable.domain.change import ready_hint, session_hint
-from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final, local
+from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness, final, local
 from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is
 
 STIMULI = 50
+CLASS = Binding("agent", "v1", STATE_VERSION).ready_class
 
 
 @pytest.mark.case("C01")
@@ -29,8 +31,7 @@ async def test_a_tool_that_is_executing_is_not_started_again_by_whatever_else_ha
             await turn.inject(f"inject-{number}", "a note")
             await refused(turn.respond(f"answer-{number}", "no-such-question", True), NotFound)
             await session.submit("r1", "pay")
-        hosts.backend.wakeups().publish((session_hint(f"{KEY.namespace}\x00{KEY.session_id}"), "*"))
-        hosts.backend.wakeups().publish((ready_hint(READY_TURN, "agent\x1fv1\x1fscripted-1"),))
+        hosts.backend.wakeups().publish((session_hint(partition(KEY)), ready_hint(READY_TURN, CLASS), "*"))
         await runtime.start()
         await other.start()
     runs = list(await turn.list_runs())

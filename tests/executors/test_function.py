@@ -118,7 +118,9 @@ async def test_arguments_are_checked_before_anything_is_called() -> None:
         return unit
 
     executor = FunctionExecutor({"tool": tool})
-    for number, arguments in enumerate(('{"unit": "a", "x": 1}', "{}", "not json", "[1]", '{"unit": "a", "unit": "b"}')):
+    for number, arguments in enumerate(
+        ('{"unit": "a", "x": 1}', "{}", "not json", "[1]", '{"unit": "a", "unit": "b"}')
+    ):
         outcome = await executor.execute(request("tool", f"x{number}", arguments))
         assert isinstance(outcome, Succeeded) and outcome.error
     assert called == []

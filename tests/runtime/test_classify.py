@@ -28,7 +28,7 @@ from agentscope_durable.runtime.classify import FAILURE_CHARS_MAX, failure_of, i
         OSError("disk"),
         ConnectionResetError(),
         TimeoutError(),
-        asyncio.TimeoutError(),
+        TimeoutError(),
         asyncio.CancelledError(),
         Unavailable("away"),
         StoreBusy("db"),

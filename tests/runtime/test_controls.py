@@ -416,13 +416,20 @@ async def test_an_extension_signal_cannot_pose_as_a_control(hosts: Hosts) -> Non
 @pytest.mark.spec("CT-19", "CT-20", "CT-25")
 async def test_a_signal_or_its_deadline_wakes_a_turn(hosts: Hosts, clock: ManualClock) -> None:
     deadline = clock() + 10_000
-    harness = ScriptedHarness({"for ever": [Wait(key="x.k"), final("{results}")], "": [Wait(key="x.k", deadline_ms=deadline), final("{results}")]})
+    harness = ScriptedHarness(
+        {
+            "for ever": [Wait(key="x.k"), final("{results}")],
+            "": [Wait(key="x.k", deadline_ms=deadline), final("{results}")],
+        }
+    )
     runtime = await hosts.open(harness)
     session = await runtime.create_session(KEY, "agent")
     other = await session.create_thread("x", "agent")
     patient, timed = await session.submit("r1", "for ever"), await other.submit("r2", "timed")
     view = await turn_is(timed, TurnStatus.WAITING)
-    assert [(reason.kind, reason.id, reason.until_ms) for reason in view.waiting_on] == [(WaitKind.SIGNAL, "x.k", deadline)]
+    assert [(reason.kind, reason.id, reason.until_ms) for reason in view.waiting_on] == [
+        (WaitKind.SIGNAL, "x.k", deadline)
+    ]
     await turn_is(patient, TurnStatus.WAITING)
     clock.advance(10_001)
     assert str(await timed.wait(SECONDS)) == "timed out"

@@ -9,7 +9,15 @@ import pytest
 from agentscope_durable.contracts.status import ExecutionState, TurnStatus, WaitKind
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.dispatch import QUERY_WAIT_MAX_MS, _stored
-from agentscope_durable.spi.executor import Cancelled, ExecutorCapabilities, Failed, Running, Succeeded, ToolError, Unknown
+from agentscope_durable.spi.executor import (
+    Cancelled,
+    ExecutorCapabilities,
+    Failed,
+    Running,
+    Succeeded,
+    ToolError,
+    Unknown,
+)
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, external, final, together
 from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, turn_is, until
@@ -54,7 +62,9 @@ async def test_a_tool_error_is_the_result_the_agent_sees(hosts: Hosts) -> None:
     assert (tool.state, tool.result["state"]) == (ExecutionState.COMPLETED, "error")
 
 
-@pytest.mark.parametrize("call", [external("hands", "other"), external("hands", "work", wrong=1)], ids=["name", "arguments"])
+@pytest.mark.parametrize(
+    "call", [external("hands", "other"), external("hands", "work", wrong=1)], ids=["name", "arguments"]
+)
 async def test_a_call_that_cannot_begin_is_a_definite_error(hosts: Hosts, call) -> None:
     effects = []
 
@@ -82,7 +92,9 @@ async def test_any_other_exception_is_unknown(hosts: Hosts) -> None:
 
 
 @pytest.mark.spec("PT-13")
-@pytest.mark.parametrize("value", [{1, 2}, {"n": float("nan")}, {"n": [2**60]}, object()], ids=["set", "nan", "big", "object"])
+@pytest.mark.parametrize(
+    "value", [{1, 2}, {"n": float("nan")}, {"n": [2**60]}, object()], ids=["set", "nan", "big", "object"]
+)
 async def test_a_value_json_cannot_carry_is_a_definite_error(hosts: Hosts, value) -> None:
     effects = []
 
@@ -211,9 +223,7 @@ async def test_executions_are_bounded_and_a_cancel_still_arrives(hosts: Hosts) -
         return "never"
 
     harness = ScriptedHarness([together(*(external("hands", "work", n=number) for number in range(3))), final()])
-    runtime = await hosts.open(
-        harness, executors={"hands": FunctionExecutor({"work": work})}, executor_parallelism=1
-    )
+    runtime = await hosts.open(harness, executors={"hands": FunctionExecutor({"work": work})}, executor_parallelism=1)
     turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
     await started.wait()
     await turn_is(turn, TurnStatus.WAITING)

@@ -78,7 +78,9 @@ async def test_closing_from_a_callback_does_not_wait_for_itself(hosts: Hosts, pl
         return "closing"
 
     closing: list[asyncio.Future] = []
-    script = [Fail(kind="Incompatible")] if place == "on_error" else [local("t"), external("hands", "work"), final("ok")]
+    script = [local("t"), external("hands", "work"), Stall(gate="never opened"), final("ok")]
+    if place == "on_error":
+        script = [Fail(kind="Incompatible")]
     tools = {"t": close} if place == "tool" else {}
     work = {"work": close if place == "executor" else (lambda: "worked")}
     runtime = await hosts.open(
@@ -174,7 +176,7 @@ async def test_a_draining_host_renews_until_its_last_turn_is_committed(hosts: Ho
     renewed = first._heartbeat.last_renewal
     # Three leases' worth of renewals.
     for _ in range(9):
-        await until(lambda: first._heartbeat.last_renewal > renewed)
+        await until(lambda before=renewed: first._heartbeat.last_renewal > before)
         renewed = first._heartbeat.last_renewal
     gates.open("g")
 
@@ -281,6 +283,10 @@ async def test_one_line_for_each_claim_park_and_settlement_and_no_secret(
     lines = [record.getMessage() for record in caplog.records if record.name == "agentscope_durable.runtime"]
 
     about = [line for line in lines if turn.turn_id in line]
-    assert [line.split(turn.turn_id)[1] for line in about] == [" claimed under fence 1", ": run 1 cancelled", " settled"]
+    assert [line.split(turn.turn_id)[1] for line in about] == [
+        " claimed under fence 1",
+        ": run 1 cancelled",
+        " settled",
+    ]
     assert "secret" not in caplog.text
     assert all("secret" not in str(vars(record)) for record in caplog.records)

@@ -16,7 +16,9 @@ def start(message: str = "m", attempt: int = 1, call: str | None = None) -> Prev
 
 
 def delta(offset: int, text: str, message: str = "m", attempt: int = 1, call: str | None = None) -> EventDelta:
-    return EventDelta("message" if call is None else "tool_arguments", "main", "t", message, attempt, offset, text, call)
+    return EventDelta(
+        "message" if call is None else "tool_arguments", "main", "t", message, attempt, offset, text, call
+    )
 
 
 def queue() -> PreviewQueue:

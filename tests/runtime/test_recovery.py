@@ -87,9 +87,9 @@ async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -
     assert str(await again.wait(SECONDS)) == "ok"
     lost, won = (await again.list_runs()).items
     assert (lost.status, won.status) == (RunStatus.LOST, RunStatus.COMPLETED)
-    assert {event.run_id for event in await all_events(again) if event.type == "message.completed" and event.run_id} == {
-        won.run_id
-    }
+    assert {
+        event.run_id for event in await all_events(again) if event.type == "message.completed" and event.run_id
+    } == {won.run_id}
 
 
 @pytest.mark.spec("RC-03", "BE-03", "BE-13", "LF-10", "RT-22")
@@ -403,9 +403,7 @@ async def test_a_turn_that_kills_its_hosts_is_parked_for_a_person(hosts: Hosts, 
             turn = await submit(host)
         # The last host only parks it.
         reached = asyncio.ensure_future(gates.reached("g"))
-        parked = asyncio.ensure_future(
-            turn_is(host.get_session(KEY).get_turn(turn.turn_id), TurnStatus.WAITING)
-        )
+        parked = asyncio.ensure_future(turn_is(host.get_session(KEY).get_turn(turn.turn_id), TurnStatus.WAITING))
         await asyncio.wait({reached, parked}, return_when=asyncio.FIRST_COMPLETED)
         if parked.done():
             break

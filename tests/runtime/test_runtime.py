@@ -39,7 +39,6 @@ from agentscope_durable.testing.scripted_harness import (
     Fail,
     Gates,
     ScriptedHarness,
-    Stall,
     approval,
     external,
     final,
@@ -500,7 +499,9 @@ async def test_many_coroutines_share_one_runtime(hosts: Hosts) -> None:
     runtime = await hosts.open([final("ok")])
     session = await runtime.create_session(KEY, "agent")
     threads = await asyncio.gather(*(session.create_thread(f"t{n}", "agent") for n in range(10)))
-    turns = await asyncio.gather(*(thread.submit(f"r{i}-{thread.thread_id}", "a") for i in range(5) for thread in threads))
+    turns = await asyncio.gather(
+        *(thread.submit(f"r{i}-{thread.thread_id}", "a") for i in range(5) for thread in threads)
+    )
     answers = await asyncio.gather(*(turn.wait(SECONDS) for turn in turns))
 
     assert {str(answer) for answer in answers} == {"ok"}
@@ -531,7 +532,7 @@ async def test_another_loop_is_told_where_to_call(hosts: Hosts) -> None:
     def elsewhere() -> None:
         try:
             asyncio.run(session.view())
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             caught.append(error)
 
     thread = threading.Thread(target=elsewhere)

@@ -95,7 +95,9 @@ async def test_unknown_holds_the_end_until_it_is_reconciled(hosts: Hosts) -> Non
     remote.outcome = Unknown("the line broke")
     runtime = await hosts.open([external("hands", "work"), final()], executors={"hands": remote})
     turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
-    await turn_is(turn, TurnStatus.WAITING, where=lambda view: any(r.kind is WaitKind.TOOL_UNKNOWN for r in view.waiting_on))
+    await turn_is(
+        turn, TurnStatus.WAITING, where=lambda view: any(r.kind is WaitKind.TOOL_UNKNOWN for r in view.waiting_on)
+    )
     await turn.cancel("c1")
     view = await turn_is(turn, TurnStatus.WAITING, where=lambda view: view.cancel_requested)
     assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]

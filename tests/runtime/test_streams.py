@@ -29,15 +29,18 @@ from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, unt
 MESSAGE = {EventDeltaType.MESSAGE}
 
 
+def _ends_a_turn(item: Committed) -> bool:
+    return item.event.type == "turn.status" and TurnStatus(item.event.data["turn"]["status"]).terminal
+
+
 async def until_ended(stream) -> list[SessionStreamEvent]:
     """Everything up to the end of the Turn."""
     seen: list[SessionStreamEvent] = []
     async with asyncio.timeout(SECONDS):
         async for item in stream:
             seen.append(item)
-            if isinstance(item, Committed) and item.event.type == "turn.status":
-                if TurnStatus(item.event.data["turn"]["status"]).terminal:
-                    return seen
+            if isinstance(item, Committed) and _ends_a_turn(item):
+                return seen
     return seen
 
 

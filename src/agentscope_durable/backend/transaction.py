@@ -32,9 +32,9 @@ from agentscope_durable.spi.record_store import (
     Capabilities,
     Change,
     OwnerLease,
+    Reads,
     ReadyPage,
     ReadyScan,
-    Reads,
     RecordStore,
     Unchanged,
     View,
@@ -170,7 +170,7 @@ class TransactionalSessionBackend:
     def _tell(self, hints: tuple[str, ...]) -> None:
         try:
             self._wakeups.publish(hints)
-        except Exception as error:  # noqa: BLE001 - the commit stands; polling repairs a lost hint
+        except Exception as error:
             log.warning("a change hint was lost: %s", type(error).__name__, exc_info=error)
 
     async def query(self, question: Any, *, audience: Audience = Audience.PUBLIC) -> Any:

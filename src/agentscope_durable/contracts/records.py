@@ -233,13 +233,19 @@ class ThreadHead(_Record, frozen=True):
 
 
 class SessionHead(_Record, frozen=True):
-    """The one hot row of a Session; the only row every commit rewrites. It stays small."""
+    """The one hot row of a Session; the only row every commit rewrites. It stays small.
+
+    Attributes:
+        threads: those a host owns.
+        thread_count: Threads there are, closed ones too.
+    """
 
     namespace: str
     session_id: str
     created_ms: int
     status: ResourceStatus = ResourceStatus.OPEN
     threads: dict[str, ThreadHead] = {}
+    thread_count: int = 0
 
 
 class ThreadRecord(_Record, frozen=True):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import PAGE_MAX, Change, Range, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import CloseSession, CloseThread, CreateSession, CreateThread, Done
-from agentscope_durable.contracts.errors import Closed, DefinitionConflict, InvalidRequest, Unfinished
+from agentscope_durable.contracts.errors import (
+    Closed,
+    CorruptRecord,
+    DefinitionConflict,
+    InvalidRequest,
+    LimitExceeded,
+    Unfinished,
+)
 from agentscope_durable.contracts.events import SessionClosed, SessionCreated, ThreadClosed, ThreadCreated
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID
 from agentscope_durable.contracts.records import Binding, SessionHead, ThreadRecord, decode
@@ -15,8 +24,8 @@ from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.contracts.views import BindingView
 from agentscope_durable.domain.change import Draft, begin
 
-THREADS_MAX = 10_000
-"""Threads of one Session. `close` reads their pages in one transaction."""
+THREADS_MAX = 3 * PAGE_MAX
+"""Threads of one Session: `close` reads them all in one transaction, and a rule may ask for more only twice (D10)."""
 
 
 def reads_create_session(_: CreateSession) -> Reads:
@@ -51,12 +60,15 @@ def create_thread(c: CreateThread, seed: bytes, view: View, now_ms: int) -> Chan
         return Unchanged(Done(changed=False))
     if draft.head.status is ResourceStatus.CLOSED:
         raise Closed("session", c.session.session_id)
+    if draft.head.thread_count >= THREADS_MAX:
+        raise LimitExceeded("threads of a session", THREADS_MAX)
     open_thread(draft, c.thread_id, c.binding)
     return draft.change(Done(changed=True))
 
 
 def open_thread(draft: Draft, thread_id: str, binding: Binding) -> None:
     draft.put(keys.thread(thread_id), ThreadRecord(thread_id=thread_id, binding=binding, created_ms=draft.now_ms))
+    draft.head = replace(draft.head, thread_count=draft.head.thread_count + 1)
     view = BindingView(
         harness=binding.harness,
         definition_version=binding.definition_version,
@@ -101,7 +113,7 @@ def close_session(c: CloseSession, seed: bytes, view: View, now_ms: int) -> Chan
     draft = begin(view, c.session, seed, now_ms)
     if draft.head.status is ResourceStatus.CLOSED:
         return Unchanged(Done(changed=False))
-    threads = [decode(ThreadRecord, data, key=key) for key, data in _all_threads(view)]
+    threads = list(_all_threads(draft))
     unfinished = sum(1 for thread in threads if thread.current)
     if unfinished:
         raise Unfinished("session", c.session.session_id, turns=unfinished)
@@ -114,9 +126,13 @@ def close_session(c: CloseSession, seed: bytes, view: View, now_ms: int) -> Chan
     return draft.change(Done(changed=True))
 
 
-def _all_threads(view: View) -> list[tuple[str, bytes]]:
-    rows = view.page(_THREAD_PAGE)
-    if len(rows) == PAGE_MAX:
-        # A Session with more Threads than one page is closed Thread by Thread first.
-        raise Unfinished("session", "with more than one page of threads", turns=len(rows))
-    return rows
+def _all_threads(draft: Draft) -> Iterator[ThreadRecord]:
+    page, left = _THREAD_PAGE, draft.head.thread_count
+    while left > 0:
+        key = ""
+        for key, thread in draft.page(page, ThreadRecord):
+            left -= 1
+            yield thread
+        if not key:
+            raise CorruptRecord(keys.THREADS, "ThreadRecord", f"{left} threads of the session are missing")
+        page = Range(keys.THREADS, after=key, limit=PAGE_MAX)

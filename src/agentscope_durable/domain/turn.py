@@ -16,12 +16,13 @@ from agentscope_durable.contracts.status import TurnStatus as S
 from agentscope_durable.contracts.status import WaitKind
 
 MOVES: dict[S, frozenset[S]] = {
-    S.QUEUED: frozenset({S.RUNNING, S.PAUSED, S.CANCELLED, S.FAILED}),
-    S.RUNNING: frozenset({S.WAITING, S.PAUSING, S.PAUSED, S.COMPLETED, S.FAILED, S.CANCELLED}),
+    S.QUEUED: frozenset({S.RUNNING, S.PAUSED, S.CANCELLED}),
+    S.RUNNING: frozenset({S.WAITING, S.PAUSING, S.PAUSED, S.COMPLETED, S.CANCELLED}),
+    # A Turn fails only after its effects are settled, and waits for that.
     S.WAITING: frozenset({S.RUNNING, S.PAUSED, S.FAILED, S.CANCELLED}),
-    S.PAUSING: frozenset({S.PAUSED, S.RUNNING, S.WAITING, S.COMPLETED, S.FAILED, S.CANCELLED}),
-    # A paused Turn that is cancelled, or whose invocation failed for good, waits for settlement first.
-    S.PAUSED: frozenset({S.RUNNING, S.WAITING, S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.PAUSING: frozenset({S.PAUSED, S.WAITING, S.COMPLETED, S.CANCELLED}),
+    # Only a Turn that never ran is cancelled while it is paused; any other is WAITING until it is settled.
+    S.PAUSED: frozenset({S.RUNNING, S.WAITING, S.QUEUED, S.CANCELLED}),
     # Terminal: a user who wants more submits a new Turn.
     S.COMPLETED: frozenset(),
     S.FAILED: frozenset(),

@@ -87,10 +87,28 @@ class CommitQueue(Generic[P, R]):
 
     async def record(self, part: P) -> None:
         """`accept`, after waiting for room."""
+        await self._for_room()
+        self.accept(part)
+
+    async def commit(self, part: P) -> R:
+        """`record`, and wait for the very commit that holds the part. Returns what that one did.
+
+        Raises:
+            BaseException: what the commit raised.
+        """
+        await self._for_room()
+        self.accept(part)
+        return await self._wait()
+
+    async def _for_room(self) -> None:
         while len(self._parts) >= self._capacity and self._failure is None:
             self._room.clear()
             _ = await self._room.wait()
-        self.accept(part)
+
+    async def _wait(self) -> R:
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiters.append(_Waiter(self._accepted, done))
+        return await done
 
     async def flush(self) -> R | None:
         """Wait until everything accepted so far is committed. Returns the last commit's result; None if none was made.
@@ -102,9 +120,7 @@ class CommitQueue(Generic[P, R]):
             raise self._failure
         if self._accepted == self._settled:
             return self._last
-        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiters.append(_Waiter(self._accepted, done))
-        return await done
+        return await self._wait()
 
     def close(self, error: BaseException) -> None:
         """Accept nothing more and make no further commit; one that is under way is left to itself."""
@@ -127,7 +143,7 @@ class CommitQueue(Generic[P, R]):
                     self._last = await self._send(taken)
                 except self._refusals as refusal:
                     self._settle(through, refusal)
-                except BaseException as error:  # noqa: BLE001 - everybody who waits for it learns it
+                except BaseException as error:
                     self._fail(error)
                     if isinstance(error, asyncio.CancelledError):
                         raise

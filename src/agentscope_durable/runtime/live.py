@@ -48,8 +48,12 @@ class LocalLiveEvents:
         for listener in self._listeners.get(session, ()):
             try:
                 listener(preview)
-            except Exception:  # An observer's defect is not the producer's (ST-26).
-                log.exception("an observer of previews failed", extra={"session_id": session.session_id})
+            except Exception as error:  # noqa: BLE001 - an observer's defect is not the producer's (ST-26)
+                log.error(
+                    "an observer of previews raised %s",
+                    type(error).__name__,
+                    extra={"session_id": session.session_id},
+                )
 
     def wanted(self, session: SessionKey) -> bool:
         return session in self._listeners
@@ -58,7 +62,8 @@ class LocalLiveEvents:
         self._listeners[session] = (*self._listeners.get(session, ()), listener)
 
     def detach(self, session: SessionKey, listener: LiveListener) -> None:
-        rest = tuple(other for other in self._listeners.get(session, ()) if other is not listener)
+        # Two looks at one bound method are equal and not the same object.
+        rest = tuple(other for other in self._listeners.get(session, ()) if other != listener)
         if rest:
             self._listeners[session] = rest
         else:

@@ -331,3 +331,10 @@ class Calls:
             and call.kind is ExecutionKind.LOCAL
             and call.state is ExecutionState.UNKNOWN
         ]
+
+    def unknown(self) -> str:
+        """One local call whose outcome nobody knows, whatever the state says of it; "" for none."""
+        for call_id, call in self._open.items():
+            if call.kind is ExecutionKind.LOCAL and call.state is ExecutionState.UNKNOWN:
+                return call_id
+        return ""

@@ -7,7 +7,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, Final, TypeVar
@@ -39,7 +39,7 @@ class Compression(msgspec.Struct):
 
 
 _origin: ContextVar[RunStepOrigin | None] = ContextVar("durable_origin", default=None)
-_replaying: ContextVar[bool] = ContextVar("durable_replaying", default=False)
+_replaying: ContextVar[Callable[[], bool] | None] = ContextVar("durable_replaying", default=None)
 _compression: ContextVar[Compression | None] = ContextVar("durable_compression", default=None)
 
 
@@ -50,7 +50,8 @@ def current_origin() -> RunStepOrigin | None:
 
 def replaying() -> bool:
     """Whether the present round was answered before and is only gone through again."""
-    return _replaying.get()
+    asked = _replaying.get()
+    return asked is not None and asked()
 
 
 def current_compression() -> Compression | None:
@@ -74,8 +75,9 @@ def in_tool(origin: RunStepOrigin) -> Any:
     return _held(_origin, origin)
 
 
-def in_replay(*, on: bool) -> Any:
-    return _held(_replaying, on)
+def in_replay(replaying: Callable[[], bool]) -> Any:
+    """While it holds, `replaying()` asks this: a round is replayed up to some place within it."""
+    return _held(_replaying, replaying)
 
 
 def in_compression(compression: Compression) -> Any:

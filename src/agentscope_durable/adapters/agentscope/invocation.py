@@ -11,13 +11,17 @@ Rule 3: after the agent was interrupted its state is what AgentScope makes of an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.adapters.agentscope.calls import Calls
+from agentscope_durable.adapters.agentscope.checkpoint import sanitize_blocks
 from agentscope_durable.adapters.agentscope.codec import (
     answer_payload,
     chat_response,
@@ -26,12 +30,11 @@ from agentscope_durable.adapters.agentscope.codec import (
     native_blocks,
     public_content,
 )
-from agentscope_durable.adapters.agentscope.checkpoint import sanitize_blocks
 from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, commit_queue, entry
 from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInterrupted
 from agentscope_durable.adapters.agentscope.native import Native
 from agentscope_durable.adapters.agentscope.previews import Previews
-from agentscope_durable.contracts.commands import RunEnd, StepReceipt
+from agentscope_durable.contracts.commands import RunEnd, RunEndKind, StepReceipt
 from agentscope_durable.contracts.errors import InputsChanged
 from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
 from agentscope_durable.contracts.records import StepFact
@@ -40,7 +43,7 @@ from agentscope_durable.contracts.status import ExecutionState, ModelPurpose, Re
 from agentscope_durable.domain import ids
 from agentscope_durable.journal.host import Boundary
 from agentscope_durable.journal.models import ModelAdmission, ModelCallPolicy, ModelRequestObserver
-from agentscope_durable.journal.position import AgentExecutionPosition, ExecutionPhase
+from agentscope_durable.journal.position import AgentExecutionPosition, ExecutionPhase, FinalAnswer
 from agentscope_durable.journal.scheduling import Channels
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.harness import Abandoned, RunContext, StopCause
@@ -50,6 +53,10 @@ __all__ = ["Halt", "HaltInTool", "Invocation", "OutcomeUnknown"]
 INJECTED_SOURCE: Final = "durable/inject"
 """Source of a hint block that an inject input became."""
 CALL_ID_CHARS_MAX: Final = 128
+BLOCKED_SECONDS_MAX: Final = 1.0
+"""A tool that holds the event loop longer than this is named in a warning."""
+
+log = logging.getLogger("agentscope_durable.adapters")
 
 
 class Halt(BaseException):
@@ -131,6 +138,9 @@ class Invocation:
         self._steps = 0
         self._step: StepFact | None = None
         self._step_used = False
+        self._told_start = False
+        self._replayed = False
+        self._opening = StepPhase.ACTING
 
     # ------------------------------------------------------------ what it is
 
@@ -189,12 +199,26 @@ class Invocation:
     # ------------------------------------------------------------ committing
 
     def accept(self, increment: Increment) -> None:
+        """Make it true soon."""
         if not increment.empty:
-            self._queue.accept(increment)
+            self._queue.accept(self._begun(increment))
 
     async def record(self, increment: Increment) -> None:
+        """The same, after waiting for room."""
         if not increment.empty:
-            await self._queue.record(increment)
+            await self._queue.record(self._begun(increment))
+
+    async def commit(self, increment: Increment) -> StepReceipt:
+        """Make it true now."""
+        return await self._queue.commit(self._begun(increment))
+
+    def _begun(self, increment: Increment) -> Increment:
+        if not self._told_start:
+            self._told_start = True
+            start = self.context.start
+            begun = entry(JournalEventType.RUN_START, run=start.run_id, turn=start.turn_id, number=start.number)
+            increment.entries.insert(0, begun)
+        return increment
 
     async def flush(self) -> StepReceipt | None:
         return await self._queue.flush()
@@ -256,8 +280,13 @@ class Invocation:
         )
         return facts, entries
 
+    def applying(self) -> None:
+        """What follows applies results and answers from outside (TP-03)."""
+        self._opening = StepPhase.APPLYING_RESULTS
+
     def _step_phase(self, phase: StepPhase) -> list[StepFact]:
-        opened = self.open_step(phase)
+        """Facts by which the present Step reaches a phase; a Step is begun when none is open."""
+        opened = self.open_step(self._opening if phase is StepPhase.ACTING else phase)
         self._step_used = True
         if opened:
             assert self._step is not None
@@ -323,9 +352,8 @@ class Invocation:
             entry(JournalEventType.MODEL_REQUEST, reasoning=position.reasoning, attempt=self._attempt)
         )
         while True:
-            await self.record(told)
             try:
-                _ = await self.flush()
+                _ = await self.commit(told)
             except InputsChanged:
                 # One of them was withdrawn first (CT-04): nothing was stored. Take the others.
                 undo.back()
@@ -368,6 +396,11 @@ class Invocation:
 
     # ------------------------------------------------------------ replay
 
+    @property
+    def replaying(self) -> bool:
+        """The present round was seen before: it has no new effect until it is asked, or goes on, from here."""
+        return self.anchor is not None or self._replayed
+
     async def begin_replay(self) -> None:
         """Give the agent the state the model was given, whatever the loop has added on its way here."""
         self.boundary(Boundary.REASONING)
@@ -380,6 +413,7 @@ class Invocation:
                 setattr(state, field, getattr(anchor, field))
         self._bind_schema()
         if self.position.phase is not ExecutionPhase.REASONING:
+            self._replayed = True
             return
         facts, entries = self._next_step()
         told = Increment(steps=facts, entries=entries)
@@ -388,8 +422,7 @@ class Invocation:
         told.entries.append(
             entry(JournalEventType.MODEL_REQUEST, reasoning=self.position.reasoning, attempt=self._attempt)
         )
-        await self.record(told)
-        _ = await self.flush()
+        _ = await self.commit(told)
 
     def _carry(self, live: Any, anchor: Any) -> None:
         """Hints that a middleware has taken out of its inbox for this round must not get lost with it."""
@@ -471,10 +504,8 @@ class Invocation:
         if content or final:
             told.messages.append(Message(self.message_id, content, max(self._attempt, 1)))
         told.merge(self.position_rows())
-        await self.record(told)
-        receipt = await self.flush()
+        receipt = await self.commit(told)
         self.previews.end()
-        assert receipt is not None
         _ = self.native.writer.note_outcome(receipt.position, bodies)
         return response
 
@@ -516,6 +547,7 @@ class Invocation:
         Raises:
             Halt: the Run is to stop or to pause; the answer is stored, so nothing is asked again (TF-03, TF-04).
         """
+        self._replayed = False
         self.boundary(Boundary.FINALIZATION if final else Boundary.ACTING)
         self.position.phase = ExecutionPhase.ACTING
 
@@ -536,6 +568,46 @@ class Invocation:
         """
         await self._tool_commit(self.calls.start(block, rule))
 
+    def lose_tool(self, call_id: str) -> None:
+        """Say that the outcome of a local tool is not known.
+
+        Raises:
+            HaltInTool: it cannot be said any more.
+        """
+        if self._queue.failure is not None:
+            raise HaltInTool(self._queue.failure)
+        told = self.calls.lose(call_id)
+        if told.tools:
+            told.steps = self._step_phase(StepPhase.ACTING)
+        self.accept(told)
+
+    def check_lost(self) -> None:
+        """
+        Raises:
+            OutcomeUnknown: a lost tool was given a result by somebody who cannot know it.
+        """
+        lost = self.calls.unknown()
+        if lost:
+            raise OutcomeUnknown(lost)
+
+    @contextmanager
+    def watch_loop(self, tool: str) -> Iterator[None]:
+        """Say it when a tool does not give the event loop back: nothing else of this host goes on meanwhile (C22)."""
+        began, freed = self.monotonic(), asyncio.Event()
+        handle = asyncio.get_running_loop().call_soon(freed.set)
+        try:
+            yield
+        finally:
+            handle.cancel()
+            blocked = self.monotonic() - began
+            if not freed.is_set() and blocked > BLOCKED_SECONDS_MAX:
+                log.warning(
+                    "tool %s blocked the event loop for %.1f s: wrap its function with in_thread, or route it elsewhere",
+                    tool,
+                    blocked,
+                    extra={"turn_id": self.turn_id, "run_id": self.run_id},
+                )
+
     async def end_tool(self, call_id: str, result: ToolResult) -> None:
         """Commit what a local tool did, and what it made of the state."""
         if not self.interrupted:
@@ -544,8 +616,7 @@ class Invocation:
         # The state is that of an interrupted agent; what the tool did is a fact all the same.
         state = ExecutionState.CANCELLED if result.state == "interrupted" else None
         try:
-            await self.record(self.calls.finish(call_id, result, state))
-            _ = await self.flush()
+            _ = await self.commit(self.calls.finish(call_id, result, state))
         except (Abandoned, RecordingFailed) as reason:
             raise HaltInTool(reason) from reason
 
@@ -553,8 +624,7 @@ class Invocation:
         try:
             told.steps = self._step_phase(StepPhase.ACTING)
             told.merge(self.checkpoint())
-            await self.record(told)
-            _ = await self.flush()
+            _ = await self.commit(told)
         except (Abandoned, RecordingFailed) as reason:
             # As an Exception, or a concurrent batch would drop it and start over (Rule 2).
             raise HaltInTool(reason) from reason
@@ -566,17 +636,38 @@ class Invocation:
         for block in lost:
             block.state = "submitted"
         told.merge(self.checkpoint())
-        await self.record(told)
-        _ = await self.flush()
+        _ = await self.commit(told)
 
     # ------------------------------------------------------------ the end of a drive
 
-    async def commit_end(self, end: RunEnd, told: Increment) -> StepReceipt:
-        told.end = end
-        await self.record(told)
-        receipt = await self.flush()
-        assert receipt is not None
-        return receipt
+    async def park(self, *, end: RunEnd | None) -> StepReceipt:
+        """The agent waits for something outside: its state, and what it waits for."""
+        told = Increment(end=end)
+        told.merge(self.checkpoint(full=True))
+        if told.tools or told.questions:
+            told.steps = self._step_phase(StepPhase.ACTING)
+        if end is not None:
+            told.entries.append(entry(JournalEventType.RUN_END, run=self.run_id, end=end.kind))
+        return await self.commit(told)
+
+    async def finish(self, final: FinalAnswer, message: Message | None) -> StepReceipt:
+        """The reply is complete: its state, its result, and the end of the Turn unless something came in between."""
+        self.position.phase = ExecutionPhase.ENDED
+        self.position.final = final
+        told = Increment(
+            end=RunEnd(
+                kind=RunEndKind.COMPLETED, message_id=final.message_id, finish_reason=final.finish_reason
+            )
+        )
+        told.steps = self._step_phase(StepPhase.FINALIZATION)
+        if message is not None:
+            told.messages.append(message)
+        told.merge(self.checkpoint(full=True))
+        told.entries += [
+            entry(JournalEventType.RUN_OUTPUT, message=final.message_id, reason=final.finish_reason),
+            entry(JournalEventType.RUN_END, run=self.run_id, end=RunEndKind.COMPLETED),
+        ]
+        return await self.commit(told)
 
 
 class _Undo:

@@ -31,7 +31,7 @@ from agentscope_durable.domain import ids
 from agentscope_durable.journal.models import ModelRequestEnded, ModelRequestObserver, ModelRequestStarted
 from agentscope_durable.journal.position import AgentExecutionPosition
 
-__all__ = ["ModelCall", "ModelCalls", "ModelInterrupted", "model_name"]
+__all__ = ["ModelCall", "ModelCalls", "ModelInterrupted", "close_stream", "model_name"]
 
 ERROR_CHARS_MAX: Final = 512
 
@@ -214,10 +214,10 @@ class ModelRequest:
             self.failed(error)
             raise
         finally:
-            await _close(stream)
+            await close_stream(stream)
 
 
-async def _close(stream: Any) -> None:
+async def close_stream(stream: Any) -> None:
     close = getattr(stream, "aclose", None)
     if close is not None:
         closed = close()
@@ -468,19 +468,19 @@ def _observed_class() -> Any:
             self, model_name: str, messages: Any, tools: Any = None, tool_choice: Any = None, **kwargs: Any
         ) -> Any:
             return await self._outer(
-                lambda: self.observed_model._call_api(  # noqa: SLF001 - an override point, see Rule 4
+                lambda: self.observed_model._call_api(
                     model_name, messages=messages, tools=tools, tool_choice=tool_choice, **kwargs
                 )
             )
 
         def _get_retryable_exceptions(self) -> Any:  # type: ignore[override]
-            return self.observed_model._get_retryable_exceptions()  # noqa: SLF001
+            return self.observed_model._get_retryable_exceptions()
 
         def _get_disable_thinking_kwargs(self) -> Any:
-            return self.observed_model._get_disable_thinking_kwargs()  # noqa: SLF001
+            return self.observed_model._get_disable_thinking_kwargs()
 
         def _get_structured_output_fallback_exceptions(self) -> Any:  # type: ignore[override]
-            return self.observed_model._get_structured_output_fallback_exceptions()  # noqa: SLF001
+            return self.observed_model._get_structured_output_fallback_exceptions()
 
         async def count_tokens(self, messages: Any, tools: Any) -> int:
             return await self.observed_model.count_tokens(messages, tools)
@@ -488,7 +488,7 @@ def _observed_class() -> Any:
         async def generate_structured_output(self, messages: Any, structured_model: Any, **kwargs: Any) -> Any:
             """Recorded, and within a compression answered from its receipt if there is one (AS-14)."""
             compression = current_compression()
-            recording = self._calls._recording  # noqa: SLF001 - of this file
+            recording = self._calls._recording
             key = "" if compression is None else compression.next_key("summary")
             receipt = recording.position.receipts.get(key) if key else None
             if receipt is not None:
@@ -529,7 +529,7 @@ def _observed_class() -> Any:
                 async for chunk in answer:
                     yield chunk
             finally:
-                await _close(answer)
+                await close_stream(answer)
                 facts = call.take_ended()
                 if facts:
                     recording.accept(Increment(models=facts))

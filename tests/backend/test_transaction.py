@@ -1,0 +1,277 @@
+"""The transaction: what the backend adds to the rules and to the store below it."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentscope_durable.backend.queries import AUDIENCES
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts import commands
+from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, body_of
+from agentscope_durable.contracts.commands import AnyCommand, Command, CommitStep, CreateSession, PutPolicy
+from agentscope_durable.contracts.errors import Forbidden, InvalidRequest, NotFound, Unavailable
+from agentscope_durable.contracts.journal import JournalBatch, JournalEntry
+from agentscope_durable.contracts.questions import GetSession, ListEvents, LoadThread
+from agentscope_durable.contracts.status import Audience
+from agentscope_durable.domain.rules import RULES
+from agentscope_durable.spi.backend import CommitPolicy, SessionBackend
+from agentscope_durable.stores.objects.memory import MemoryObjectStore
+from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+from agentscope_durable.testing.session_backend import BINDING, SESSION, SessionBackendContract, submission
+
+
+class TestOverMemory(SessionBackendContract):
+    @pytest.mark.spec("BE-05")
+    async def open(self, place: Path) -> SessionBackend:
+        return TransactionalSessionBackend(MemoryRecordStore(), MemoryObjectStore(), owns_store=True)
+
+
+class TestOverSqlite(SessionBackendContract):
+    async def open(self, place: Path) -> SessionBackend:
+        store = await SqliteRecordStore.open(place / "durable.db", synchronous="NORMAL")
+        return TransactionalSessionBackend(store, MemoryObjectStore(), owns_store=True)
+
+
+async def memory_backend(**options: Any) -> TransactionalSessionBackend:
+    backend = TransactionalSessionBackend(MemoryRecordStore(), MemoryObjectStore(), **options)
+    await backend.execute(CreateSession(session=SESSION, binding=BINDING))
+    return backend
+
+
+# ---- the table of rules ----
+
+
+def test_every_command_has_a_rule_and_every_rule_a_command() -> None:
+    concrete = {
+        kind
+        for _, kind in inspect.getmembers(commands, inspect.isclass)
+        if issubclass(kind, Command) and kind.__struct_config__.tag is not None
+    }
+
+    assert set(RULES) == concrete
+
+
+def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
+    public = {kind.__name__ for kind, rule in RULES.items() if rule.audience is Audience.PUBLIC}
+    operators = {kind.__name__ for kind, rule in RULES.items() if rule.audience is Audience.OPERATOR}
+
+    assert public == {
+        "CreateSession", "CreateThread", "CloseSession", "CloseThread", "SubmitTurn", "AddInput", "Withdraw",
+        "Cancel", "Pause", "Resume", "Respond", "Signal",
+    }  # fmt: skip
+    assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy"}
+    assert {kind.__name__ for kind, audience in AUDIENCES.items() if audience is not Audience.PUBLIC} == {
+        "LoadThread",
+        "OpenWork",
+    }
+
+
+@pytest.mark.parametrize("audience", [Audience.PUBLIC, Audience.HOST])
+async def test_an_operators_command_is_refused_to_everyone_else(audience: Audience) -> None:
+    backend = await memory_backend()
+
+    with pytest.raises(Forbidden):
+        await backend.execute(PutPolicy(session=SESSION, key="limit"), audience=audience)
+
+
+async def test_native_state_is_not_shown_to_the_public() -> None:
+    backend = await memory_backend()
+
+    with pytest.raises(Forbidden):
+        await backend.query(LoadThread(session=SESSION, thread_id="main", first=1, last=1))
+
+
+# ---- construction ----
+
+
+@pytest.mark.spec("BE-05")
+def test_a_store_that_does_not_say_what_it_promises_is_refused() -> None:
+    class Silent:
+        pass
+
+    with pytest.raises(InvalidRequest, match="persistence and sharing"):
+        TransactionalSessionBackend(Silent())  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("BE-05")
+async def test_the_backend_shows_what_its_store_declares() -> None:
+    backend = await memory_backend()
+
+    assert (backend.capabilities.persistent, backend.capabilities.shared) == (False, False)
+
+
+@pytest.mark.spec("LF-04", "LO-07")
+async def test_closing_a_backend_leaves_a_borrowed_store_open() -> None:
+    records = MemoryRecordStore()
+    backend = TransactionalSessionBackend(records)
+    await backend.execute(CreateSession(session=SESSION, binding=BINDING))
+
+    await backend.close()
+
+    again = TransactionalSessionBackend(records)
+    assert (await again.query(GetSession(session=SESSION))).session == SESSION
+
+
+# ---- hints ----
+
+
+class Hints:
+    """A transport that remembers, and may fail."""
+
+    def __init__(self, *, fail: bool = False) -> None:
+        self.published: list[tuple[str, ...]] = []
+        self._fail = fail
+
+    def publish(self, keys: tuple[str, ...]) -> None:
+        if self._fail:
+            raise OSError("the hint transport is down")
+        self.published.append(keys)
+
+    @asynccontextmanager
+    async def listen(self, keys: Any = None) -> Any:
+        yield iter(())
+
+
+@pytest.mark.spec("BE-06")
+async def test_a_backend_with_another_transport_shares_the_store_and_publishes_there() -> None:
+    backend = await memory_backend()
+    hints = Hints()
+
+    other = backend.with_wakeups(hints)
+    await other.execute(submission("r1"))
+
+    assert len(hints.published) == 1
+    assert all(len(key) < 40 for key in hints.published[0])
+    assert (await backend.query(ListEvents(session=SESSION))).events[-1].type == "turn.status"
+
+
+@pytest.mark.spec("BE-12")
+async def test_a_hint_that_cannot_be_published_does_not_fail_the_commit() -> None:
+    backend = (await memory_backend()).with_wakeups(Hints(fail=True))
+
+    admitted = await backend.execute(submission("r1"))
+
+    assert admitted.turn_id
+
+
+@pytest.mark.spec("BE-12")
+async def test_no_hint_goes_out_for_a_command_that_changed_nothing() -> None:
+    backend = await memory_backend()
+    hints = Hints()
+    watched = backend.with_wakeups(hints)
+    await watched.execute(submission("r1"))
+    hints.published.clear()
+
+    await watched.execute(submission("r1"))
+    with pytest.raises(NotFound):
+        await watched.execute(CreateThreadElsewhere)
+
+    assert hints.published == []
+
+
+CreateThreadElsewhere = commands.CreateThread(
+    session=msgspec.structs.replace(SESSION, session_id="absent"), thread_id="t", binding=BINDING
+)
+
+
+# ---- policy ----
+
+
+class Quota:
+    """Refuses submissions when the policy record says so."""
+
+    def reads(self, command: AnyCommand) -> tuple[str, ...]:
+        return ("submissions",)
+
+    def check(self, command: AnyCommand, policies: dict[str, bytes | None], now_ms: int) -> None:
+        assert now_ms > 0
+        if isinstance(command, commands.SubmitTurn) and policies["submissions"] is not None:
+            raise Forbidden("submit", identity=command.thread_id)
+
+
+@pytest.mark.spec("BE-18")
+async def test_a_policy_record_in_the_same_transaction_refuses_a_commit() -> None:
+    backend = await memory_backend(policy=Quota())
+    await backend.execute(submission("r1"))
+    await backend.execute(
+        PutPolicy(session=SESSION, key="submissions", value=body_of("closed")), audience=Audience.OPERATOR
+    )
+    before = await backend.query(ListEvents(session=SESSION))
+
+    with pytest.raises(Forbidden):
+        await backend.execute(submission("r2"))
+
+    assert (await backend.query(ListEvents(session=SESSION))).events == before.events
+    await backend.execute(PutPolicy(session=SESSION, key="submissions", value=None), audience=Audience.OPERATOR)
+    assert (await backend.execute(submission("r2"))).ordinal == 2
+
+
+@pytest.mark.spec("BE-19")
+def test_a_policy_is_synchronous_and_sees_records_only() -> None:
+    assert not inspect.iscoroutinefunction(CommitPolicy.check)
+    assert list(inspect.signature(CommitPolicy.check).parameters) == ["self", "command", "policies", "now_ms"]
+
+
+# ---- large native blocks ----
+
+
+@pytest.mark.spec("OB-04", "EV-22")
+async def test_a_large_native_block_leaves_the_records_and_comes_back_equal() -> None:
+    objects = MemoryObjectStore()
+    records = MemoryRecordStore()
+    backend = TransactionalSessionBackend(records, objects)
+    await backend.execute(CreateSession(session=SESSION, binding=BINDING))
+    await backend.execute(submission("r1"))
+    claimed = await backend.execute(
+        commands.Claim(session=SESSION, thread_id="main", owner="h", served=(BINDING.ready_class,)),
+        audience=Audience.HOST,
+    )
+    secret = "s3cret" * 40_000
+    batch = JournalBatch(
+        expected_head=claimed.position,
+        entries=(JournalEntry(type="model/result", payload=msgspec.Raw(msgspec.json.encode({"text": secret}))),),
+        base=True,
+    ).encode()
+    assert len(batch) > INLINE_MAX_BYTES
+
+    receipt = await backend.execute(
+        CommitStep(
+            session=SESSION,
+            thread_id="main",
+            turn_id=claimed.turn_id,
+            run_id=claimed.run_id,
+            fence=claimed.fence,
+            expected_position=claimed.position,
+            journal=batch,
+            checkpoint=True,
+            base=True,
+        ),
+        audience=Audience.HOST,
+    )
+    rows = await backend.query(
+        LoadThread(session=SESSION, thread_id="main", first=receipt.position, last=receipt.position),
+        audience=Audience.HOST,
+    )
+
+    assert [row.journal for row in rows] == [batch]
+    page = await backend.query(ListEvents(session=SESSION))
+    assert "s3cret" not in msgspec.json.encode(page).decode()
+
+
+async def test_an_object_store_that_fails_leaves_no_reference_to_nothing() -> None:
+    class Broken(MemoryObjectStore):
+        async def put(self, partition: str, digest: str, content: bytes) -> None:
+            raise Unavailable("the object store is down")
+
+    backend = TransactionalSessionBackend(MemoryRecordStore(), Broken())
+    await backend.execute(CreateSession(session=SESSION, binding=BINDING))
+
+    with pytest.raises(Unavailable):
+        await backend.put_body(SESSION, b'"' + b"x" * 100_000 + b'"')
