@@ -23,7 +23,9 @@ def seconds(statement: str) -> float:
 
 def run() -> dict[str, dict[str, float]]:
     package = "import agentscope_durable"
-    host = "from agentscope_durable import DurableRuntime, LocalBackend; import agentscope_durable.stores.records.sqlite"
+    host = (
+        "from agentscope_durable import DurableRuntime, LocalBackend; import agentscope_durable.stores.records.sqlite"
+    )
     bare: list[float] = []
     packages: list[float] = []
     hosts: list[float] = []

@@ -5,7 +5,7 @@
 A *step commit* is what a Turn writes again and again: one log row (native journal block 0.9 KB, two
 events of 0.4 KB, private facts 0.4 KB), the head of 300 bytes, one record of 60 bytes; random text,
 a decision that takes 20 us. Everything runs in one process and interleaved, so compare the ratios, not the
-milliseconds of two machines. The last answer is in `benchmarks/results.md`.
+milliseconds of two machines.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {platform.platform()}")
     print(f"bytes: events {len(bodies[0])}, private {len(bodies[1])}, journal {len(bodies[2])}, ", end="")
     print(f"head {len(encode(content.head))}, record {len(content.puts[0][1])}; decide {DECIDE_SECONDS * 1e6:.0f} us")
-    rates: dict[str, list[float]] = {}
+    results: dict[str, list[tuple[float, float, float]]] = {}
     for turn in range(options.repeat):
         with tempfile.TemporaryDirectory(dir=options.directory) as name:
             directory = Path(name)
@@ -147,19 +147,26 @@ async def main() -> None:
                 if turn == 0:
                     print("settings:", ", ".join(f"{k}={v}" for k, v in (await store.settings()).items()))
                 print(line("raw 1 KB commit", floor, sum(floor), None, None))
+                commits = 0
                 for flying in (1, 64):
                     gc.collect()
                     taken, elapsed, cpu = await drive(store, content, seconds, flying)
                     print(line(f"sqlite, {flying} in flight", taken, elapsed, cpu, p50))
-                    rates.setdefault(f"sqlite {flying}", []).append(len(taken) / elapsed)
+                    found = statistics.median(taken) * 1e3
+                    results.setdefault(f"sqlite, {flying} in flight", []).append(
+                        (found, found / p50, len(taken) / elapsed)
+                    )
+                    commits += len(taken)
                 assert await store.integrity() == []
             size = (directory / "durable.db").stat().st_size
-            print(f"  {size / sum(len(bodies[n]) for n in range(3)):,.0f} bodies' worth of file, {size / 1e6:.1f} MB")
+            print(f"{'':28} {size / commits:,.0f} bytes of file per commit")
         memory = MemoryRecordStore()
         taken, elapsed, cpu = await drive(memory, content, seconds / 3, 64)
         print(line("memory, 64 in flight", taken, elapsed, cpu, p50))
-    for name, found in rates.items():
-        print(f"median {name}: {statistics.median(found):,.0f} commits/s")
+    print(f"medians of {options.repeat}:")
+    for name, runs in results.items():
+        p50, ratio, rate = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"{name:28} p50 {p50:7.3f} ms ({ratio:5.1f}x raw)  {rate:9,.0f} commits/s")
 
 
 if __name__ == "__main__":

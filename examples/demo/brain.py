@@ -24,16 +24,17 @@ from typing import Any
 
 import incident
 
+from agentscope_durable import (
+    DurableRuntime,
+    EventDelta,
+    EventDeltaType,
+    FunctionExecutor,
+    Harness,
+    LocalBackend,
+)
 from agentscope_durable.adapters.agentscope import AgentScopeAdapter
-from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.events import EventDelta
-from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.options import EventDeltaType
-from agentscope_durable.executors.function import FunctionExecutor
-from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.census import arm
 
-KEY = SessionKey("demo", "incident-1")
 HOLD_AT = ("store.commit.before", 3)
 """After the external tool has returned: its result is committed, the Turn is claimed, the result is not yet applied."""
 
@@ -89,7 +90,7 @@ async def work(options: Mapping[str, Any]) -> None:
 
 
 async def _show(runtime: DurableRuntime) -> None:
-    session = runtime.get_session(KEY)
+    session = runtime.get_session(incident.KEY)
     async with session.stream_events(deltas={EventDeltaType.MESSAGE}) as events:
         async for event in events:
             if isinstance(event, EventDelta):

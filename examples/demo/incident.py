@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agentscope_durable import SessionKey
 from agentscope_durable.testing.scripted_model import (
     MODEL_REQUEST,
     Answer,
@@ -20,6 +21,7 @@ from agentscope_durable.testing.scripted_model import (
     scripted_model,
 )
 
+KEY = SessionKey("demo", "incident-1")
 DEFINITION = "responder"
 VERSION = "v1"
 ROUTE = "hands"

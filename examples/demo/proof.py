@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from incident import DEFINITION, EFFECT, QUESTION, ROUTE, STEER
+from incident import EFFECT, QUESTION, ROUTE
 from rich.table import Table
 from rich.text import Text
 
-from agentscope_durable.contracts.events import PublicEvent
-from agentscope_durable.contracts.status import ModelStatus, RunStatus, TurnStatus
-from agentscope_durable.contracts.views import ModelCallView, RunView
-from agentscope_durable.runtime.handles import DurableSession, DurableTurn
-from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable import (
+    DurableSession,
+    DurableTurn,
+    LocalBackend,
+    ModelCallView,
+    ModelStatus,
+    PublicEvent,
+    RunStatus,
+    RunView,
+    TurnStatus,
+)
 from agentscope_durable.testing.census import calls_answered, events_of, nothing_stuck, replay_agrees, submits_once
 from agentscope_durable.testing.scripted_model import MODEL_REQUEST, EffectLedger
 
@@ -48,10 +54,10 @@ class Proof:
 
     def timeline_table(self) -> Table:
         title = "Timeline: the Session's committed events"
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for name in ("#", "s", "event", "run"):
-            table.add_column(name, style="dim", no_wrap=True)
-        table.add_column("", overflow="ellipsis", no_wrap=True)
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), expand=True)
+        for name, width in (("#", 3), ("s", 5), ("event", 21), ("run", 3)):
+            table.add_column(name, style="dim", no_wrap=True, width=width)
+        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
         start = self.timeline[0].at_ms if self.timeline else 0
         for event in self.timeline:
             if event.type not in QUIET:
@@ -69,10 +75,14 @@ def said(event: PublicEvent) -> str:
             turn = data["turn"]
             waits = ", ".join(waiting["kind"] for waiting in turn.get("waitingOn", ()))
             text = turn["status"] + (f" on {waits}" if waits else "")
+            if "error" in turn:
+                text += f": {turn['error']['kind']}: {turn['error']['message']}"
         case ("message", _, "completed"):
-            text = f"{data['role']}: " + " ".join(str(part.get("text", "")) for part in data["content"])
+            text = " ".join(str(part.get("text", "")) for part in data["content"])
+            text = f"{data['role']}: {text}"
         case ("run", _, "started"):
-            text = f"run {data['number']} on {data['owner']}, fence {data['fence']}"
+            process = data["owner"].split("-")[1]
+            text = f"run {data['number']} in process {process}, fence {data['fence']}"
         case ("run", _, "ended"):
             text = data["status"]
         case ("message", _, "abandoned"):
@@ -89,7 +99,7 @@ def said(event: PublicEvent) -> str:
 
 
 async def prove(
-    backend: SessionBackend,
+    backend: LocalBackend,
     session: DurableSession,
     turn: DurableTurn,
     ledger: EffectLedger,
@@ -162,8 +172,8 @@ async def prove(
     both = f"asked {len(asked)} time, answered {len(answered)} time"
     proof.row("The approval", both, holds=len(asked) == len(answered))
 
-    answer = str(await turn.result()) if view.status is TurnStatus.COMPLETED else ""
-    heard = bool(answer) and (not scripted or "database was not touched" in answer)
+    answer = str(await turn.result() if view.status is TurnStatus.COMPLETED else view.error)
+    heard = answer != "None" and (not scripted or "database was not touched" in answer)
     proof.row("The answer", f"{view.status}: {answer}", holds=view.status is TurnStatus.COMPLETED and heard)
 
     for promise, problems in (
@@ -180,5 +190,3 @@ _GOOD = {
     "Events replayed": "from the first one on they give the snapshot, without a gap",
     "Nothing left behind": "no lease of a dead process, no work without an owner",
 }
-
-__all__ = ["DEFINITION", "REQUEST", "STEER", "Proof", "prove", "said"]

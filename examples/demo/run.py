@@ -20,7 +20,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.errors import AlreadyDecided, Conflict, Terminal
-from agentscope_durable.contracts.events import Committed, PublicEvent
-from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.journal import STATE_VERSION
-from agentscope_durable.contracts.status import WaitKind
-from agentscope_durable.contracts.views import TurnView, Waiting
-from agentscope_durable.runtime.handles import DurableSession, DurableTurn
+from agentscope_durable import (
+    Committed,
+    Conflict,
+    Definition,
+    DurableRuntime,
+    DurableSession,
+    DurableTurn,
+    LocalBackend,
+    PublicEvent,
+    Terminal,
+    TurnView,
+    Waiting,
+    WaitKind,
+)
+from agentscope_durable.adapters.agentscope import STATE_VERSION
 from agentscope_durable.runtime.operations import HostOperations
-from agentscope_durable.runtime.runtime import Definition, DurableRuntime
 from agentscope_durable.spi.executor import Cancelled, Succeeded
 from agentscope_durable.testing.census import FAILPOINTS
 
-KEY = SessionKey("demo", "incident-1")
 SECONDS_MAX = 60.0
 POLL = 0.05
 KILL_AFTER_CHARS = 80
@@ -55,22 +60,20 @@ COMMITS_MAX = 24
 """A random kill falls at one of the first so many commits, or at one of the first three passes of another failpoint."""
 
 TOLD = {
-    "run.started": "cyan",
-    "run.ended": "cyan",
-    "message.abandoned": "yellow",
-    "tool.requested": "blue",
-    "tool.started": "blue",
-    "tool.completed": "blue",
-    "tool.unknown": "bold yellow",
-    "tool.applied": "blue",
-    "interaction.requested": "magenta",
-    "interaction.resolved": "magenta",
-    "signal.accepted": "magenta",
-    "signal.applied": "magenta",
-    "turn.status": "bold",
-    "message.completed": "green",
+    "turn.status": ("turn", "bold"),
+    "run.started": ("run begins", "cyan"),
+    "run.ended": ("run ends", "cyan"),
+    "message.completed": ("answer stored", "green"),
+    "message.abandoned": ("words withdrawn", "yellow"),
+    "tool.requested": ("tool asked for", "blue"),
+    "tool.started": ("tool starts", "blue"),
+    "tool.completed": ("tool has result", "blue"),
+    "tool.unknown": ("tool unknown", "bold yellow"),
+    "tool.applied": ("result applied", "blue"),
+    "interaction.requested": ("question", "magenta"),
+    "signal.applied": ("input applied", "magenta"),
 }
-"""Facts that the narrator tells, and their colour."""
+"""Facts that the narrator tells: what they are called here, and their colour."""
 
 
 class Narrator:
@@ -87,8 +90,8 @@ class Narrator:
             return
         self._line()
         seconds = time.monotonic() - self._started
-        line = f"[dim]{seconds:6.2f}[/dim]  [{style or 'default'}]{what:<12}[/] {escape(text)}"
-        self._console.print(line, highlight=False)
+        line = f"[dim]{seconds:6.2f}[/dim]  [{style or 'default'}]{what:<15}[/] {escape(text)}"
+        self._console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
 
     def type(self, text: str, *, first: bool) -> None:
         """A piece of an answer that is not a fact yet."""
@@ -96,7 +99,7 @@ class Narrator:
             return
         if first or not self._typing:
             self._line()
-            self._console.print(f"{'':6}  [dim]{'model types':<12}[/] ", end="", highlight=False)
+            self._console.print(f"{'':6}  [dim]{'model types':<15}[/] ", end="", highlight=False)
         self._typing = True
         self._console.print(escape(text), end="", style="dim italic", highlight=False)
 
@@ -111,6 +114,11 @@ class Narrator:
         self._typing = False
 
 
+def _shown(told: Mapping[str, Any]) -> int:
+    """Characters of this answer that were shown so far."""
+    return told["offset"] + len(told["text"])
+
+
 class Story:
     """One Turn, from the alarm to the answer, with everything that is done to it on the way."""
 
@@ -122,7 +130,7 @@ class Story:
         self._scripted = not os.environ.get("DURABLE_MODEL_BASE_URL")
         self._ledger = incident.ledger_in(folder)
         self._kills: list[str] = []
-        self._changed = asyncio.Event()
+        self._brain: Brain | None = None
 
     # ---- the whole ----
 
@@ -131,25 +139,19 @@ class Story:
             definition = Definition(incident.DEFINITION, incident.VERSION, STATE_VERSION)
             # An API host: it admits, reads and steers, and runs nothing.
             async with DurableRuntime(backend=backend, definitions=[definition], poll_interval=POLL) as runtime:
-                session = await runtime.create_session(KEY, incident.DEFINITION)
+                session = await runtime.create_session(incident.KEY, incident.DEFINITION)
                 turn = await session.submit(REQUEST, incident.QUESTION)
                 self._narrator.say("you", incident.QUESTION, "bold green")
                 self._narrator.say("store", f"Turn {turn.turn_id} is admitted; nobody runs it yet", "dim")
-                async with asyncio.timeout(SECONDS_MAX):
-                    watch = asyncio.create_task(self._watch(session))
-                    people = asyncio.create_task(self._people(backend, turn))
-                    try:
-                        if self._seed is None:
-                            await self._told(turn)
-                        else:
-                            await self._random(turn, random.Random(self._seed))
-                        await people
+                others = [asyncio.create_task(self._watch(session)), asyncio.create_task(self._people(backend, turn))]
+                try:
+                    async with asyncio.timeout(SECONDS_MAX):
+                        await (self._told(turn) if self._seed is None else self._random(turn))
                         await asyncio.sleep(2 * POLL)  # Let the narrator tell the last facts.
-                    finally:
-                        for task in (watch, people):
-                            task.cancel()
-                            with suppress(asyncio.CancelledError):
-                                await task
+                finally:
+                    for task in others:
+                        task.cancel()
+                    await asyncio.gather(*others, return_exceptions=True)
                 return await prove(backend, session, turn, self._ledger, kills=self._kills, scripted=self._scripted)
 
     # ---- the kills ----
@@ -157,29 +159,33 @@ class Story:
     async def _told(self, turn: DurableTurn) -> None:
         """Two kills, where it hurts most."""
         brain = await self._hire()
-        if await self._until_mid_answer(brain):
+        if await self._until(brain, lambda told: told["kind"] == "delta" and _shown(told) >= KILL_AFTER_CHARS):
             await self._kill(brain, "in the middle of the model's answer")
             brain = await self._hire(hold=True)
-            if await self._until_held(brain):
-                await self._must_be_between(turn)
+            if await self._until(brain, lambda told: told["kind"] == "held"):
+                between = [
+                    t for t in await turn.list_tools() if t.received_at_ms is not None and t.applied_at_ms is None
+                ]
+                assert between, "no tool has a result that is not applied"
                 await self._kill(brain, "between a tool's result and its application")
                 brain = await self._hire()
-        await self._to_the_end(brain, turn)
+        await self._until(brain, lambda told: False)
 
-    async def _random(self, turn: DurableTurn, chance: random.Random) -> None:
+    async def _random(self, turn: DurableTurn) -> None:
+        chance = random.Random(self._seed)
         for _ in range(chance.randint(1, KILLS_MAX)):
             name = chance.choice(sorted(FAILPOINTS))
             if chance.random() < 0.5:
                 name = chance.choice(("store.commit.before", "store.commit.after"))
             nth = chance.randint(1, COMMITS_MAX if name.startswith("store.commit") else 3)
             brain = await self._hire(failpoint=f"{name}:{nth}")
-            await self._to_the_end(brain, turn)
+            await self._until(brain, lambda told: False)
             if brain.killed_by:
                 self._kills.append(f"{name}:{nth}")
                 self._narrator.say("✗ kill -9", f"process {brain.pid}, at {name}, pass {nth}", "bold red")
             if (await turn.status()).status.terminal:
                 return
-        await self._to_the_end(await self._hire(), turn)
+        await self._until(await self._hire(), lambda told: False)
 
     async def _hire(self, *, hold: bool = False, failpoint: str = "") -> Brain:
         slow = self._seed is None
@@ -194,6 +200,7 @@ class Story:
             }
         )
         self._narrator.say("process", f"{brain.pid} starts", "cyan")
+        self._brain = brain
         return brain
 
     async def _kill(self, brain: Brain, where: str) -> None:
@@ -202,44 +209,13 @@ class Story:
         self._kills.append(where)
         self._narrator.say("✗ kill -9", f"process {brain.pid}, {where}", "bold red")
 
-    async def _until_mid_answer(self, brain: Brain) -> bool:
-        """True when enough of one answer was shown; False when the brain has ended before."""
+    async def _until(self, brain: Brain, found: Callable[[Mapping[str, Any]], bool]) -> bool:
+        """Hear the brain until it tells what is looked for. False: it has ended before."""
         async for told in brain.words():
             self._hear(told)
-            if told["kind"] == "delta" and told["offset"] + len(told["text"]) >= KILL_AFTER_CHARS:
+            if found(told):
                 return True
         return False
-
-    async def _until_held(self, brain: Brain) -> bool:
-        async for told in brain.words():
-            self._hear(told)
-            if told["kind"] == "held":
-                return True
-        return False
-
-    async def _must_be_between(self, turn: DurableTurn) -> None:
-        """The place is what the story says it is."""
-        between = [t for t in await turn.list_tools() if t.received_at_ms is not None and t.applied_at_ms is None]
-        assert between, "no tool has a result that is not applied"
-
-    async def _to_the_end(self, brain: Brain, turn: DurableTurn) -> None:
-        """Until the Turn or the brain has ended."""
-        hear = asyncio.create_task(self._hear_all(brain))
-        done = asyncio.create_task(self._ended(turn))
-        dead = asyncio.create_task(brain.ended.wait())
-        await asyncio.wait({done, dead}, return_when=asyncio.FIRST_COMPLETED)
-        await brain.stop()
-        await hear
-        for task in (done, dead):
-            task.cancel()
-
-    async def _ended(self, turn: DurableTurn) -> None:
-        while not (await turn.status()).status.terminal:
-            await asyncio.sleep(POLL)
-
-    async def _hear_all(self, brain: Brain) -> None:
-        async for told in brain.words():
-            self._hear(told)
 
     def _hear(self, told: Mapping[str, Any]) -> None:
         if told["kind"] == "delta":
@@ -251,10 +227,11 @@ class Story:
         """Whoever is on call: steers once, answers what is asked, settles by evidence what nobody can know."""
         while True:
             view = await turn.status()
-            if view.status.terminal:
-                return
+            if view.status.terminal and self._brain is not None:
+                # Its work is done: it closes politely, and what waits for its words goes on.
+                await self._brain.stop()
             for waiting in view.waiting_on:
-                with suppress(AlreadyDecided, Conflict, Terminal):
+                with suppress(Conflict, Terminal):
                     await self._act(backend, turn, view, waiting)
             await asyncio.sleep(POLL)
 
@@ -292,12 +269,9 @@ class Story:
                     self._tell(event.event)
 
     def _tell(self, event: PublicEvent) -> None:
-        style = TOLD.get(event.type)
-        if style is None or event.data.get("role") == "user":
-            return
-        kind = event.type.partition(".")[2] if event.type.startswith("tool.") else event.type.partition(".")[0]
-        what = f"tool {kind}" if event.type.startswith("tool.") else kind
-        self._narrator.say(what[:12], said(event), style)
+        if event.type in TOLD and event.data.get("role") != "user":
+            what, style = TOLD[event.type]
+            self._narrator.say(what, said(event), style)
 
 
 # ------------------------------------------------------------ the command

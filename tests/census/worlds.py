@@ -87,14 +87,14 @@ class ScriptedWorld:
         return ScriptedHarness(
             {
                 "investigate": [
-                    together(local("look", rule=ReplayRule.SAFE), local("patch", value="x" * LARGE)),
+                    together(local("look", rule=ReplayRule.SAFE), local("patch")),
                     together(external(ROUTE, "page"), external(ROUTE, SLOW)),
                     say("What I found so far."),
                     approval("restart"),
                     final("done, {inputs}"),
                 ],
                 "wait": [external(ROUTE, ENDLESS), final("never said")],
-                "report": [final("after {context}")],
+                "report": [local("dump", value="x" * LARGE), final("after {context}")],
             },
             ledger=self.effects,
         )

@@ -6,8 +6,11 @@ them too; `test_invariants.py` checks them over long random histories. Each asse
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -75,7 +78,8 @@ def public_event(session: SessionKey, sequence: int, at_ms: int, event: StoredEv
     )
 
 
-class Dump(msgspec.Struct):
+@dataclass
+class Dump:
     """Everything a store holds of one Session."""
 
     head: SessionHead | None
@@ -94,8 +98,15 @@ class Dump(msgspec.Struct):
             return cls(None, 0, 1, {}, ready)
         return cls(store.head(name, found), found.rev, found.next_seq, dict(found.records), ready)
 
+    @cached_property
+    def _keys(self) -> list[str]:
+        return sorted(self.records)
+
     def all(self, prefix: str, kind: type[S]) -> Iterator[S]:
-        return (decode(kind, data, key=key) for key, data in sorted(self.records.items()) if key.startswith(prefix))
+        for key in self._keys[bisect_left(self._keys, prefix) :]:
+            if not key.startswith(prefix):
+                return
+            yield decode(kind, self.records[key], key=key)
 
     def one(self, key: str, kind: type[S]) -> S:
         return decode(kind, self.records[key], key=key)
@@ -108,6 +119,7 @@ class Dump(msgspec.Struct):
         active = self.active(record.thread_id)
         return active.turn if active is not None and active.turn_id == record.turn_id else record.state
 
+    @cached_property
     def turns(self) -> dict[str, tuple[TurnRecord, TurnState]]:
         return {record.turn_id: (record, self.state(record)) for record in self.all("turn/", TurnRecord)}
 
@@ -134,7 +146,7 @@ class World:
         self.dump = now
         assert now.rev == before.rev + 1, "one commit, one revision"
         told = self._new_events(before, now)
-        for turn_id, (record, state) in now.turns().items():
+        for turn_id, (record, state) in now.turns.items():
             self._revision(turn_id, before, state, told)
             self._view(record, state)
             self._turn(now, record, state)
@@ -160,7 +172,7 @@ class World:
     @staticmethod
     def _revision(turn_id: str, before: Dump, state: TurnState, told: Counter[str]) -> None:
         """The revision rises exactly when observers are told (PR-22)."""
-        earlier = before.turns().get(turn_id)
+        earlier = before.turns.get(turn_id)
         was = 0 if earlier is None else earlier[1].revision
         assert state.revision - was == told[turn_id], f"revision {was} -> {state.revision}, told {told[turn_id]} times"
 
@@ -208,7 +220,7 @@ class World:
         """The oldest unfinished Turn is the current one, the others stand in the queue in order (Q-01)."""
         unfinished = sorted(
             (record.ordinal, record.turn_id)
-            for record, state in now.turns().values()
+            for record, state in now.turns.values()
             if record.thread_id == thread.thread_id and not state.status.terminal
         )
         queued = [ref.turn_id for ref in now.all(keys.queues(thread.thread_id), TurnRef)]
@@ -326,7 +338,7 @@ class World:
             assert waiting is not None or running is not None, "a running execution that nobody will look at again"
 
     def _interactions(self, now: Dump) -> None:
-        for turn_id, (_, state) in now.turns().items():
+        for turn_id, (_, state) in now.turns.items():
             records = {one.interaction_id: one for one in now.all(keys.interactions(turn_id), InteractionRecord)}
             asks = {c.id: c.ready for c in state.conditions if c.kind in ASKS}
             assert len(asks) == sum(c.kind in ASKS for c in state.conditions), "a question is asked once"

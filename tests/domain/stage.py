@@ -80,14 +80,25 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 class Stage:
     """One Session, from its creation on.
 
+    Args:
+        create: whether to create it.
+        beside: another Session's stage, to stand in the same store.
+
     Attributes:
         rounds: how often the last command had to ask for more records.
         change: what the last command made true, None if nothing.
     """
 
-    def __init__(self, *, session: SessionKey = SESSION, binding: Binding = BINDING, create: bool = True) -> None:
-        self.clock = ManualClock()
-        self.store = MemoryRecordStore(self.clock)
+    def __init__(
+        self,
+        *,
+        session: SessionKey = SESSION,
+        binding: Binding = BINDING,
+        create: bool = True,
+        beside: Stage | None = None,
+    ) -> None:
+        self.clock = ManualClock() if beside is None else beside.clock
+        self.store = MemoryRecordStore(self.clock) if beside is None else beside.store
         self.session = session
         self.binding = binding
         self.world = World(self.store, session)

@@ -264,8 +264,8 @@ class Players:
         return self.random.randbytes(16)
 
     def _command(self, kind: type[Any], /, **fields: Any) -> Do:
-        # These two are refused only where there is no Session.
-        rare = kind in (c.PutPolicy, c.RecordObject)
+        # These are refused only where there is no Session.
+        rare = kind in (c.PutPolicy, c.RecordObject, c.FileFact)
         missing = self._chance(0.2 if rare else 0.01) and kind is not c.CreateSession
         session = SessionKey("app", "nobody's") if missing else SESSION
         return Do(kind(session=session, **fields), self._seed())
@@ -285,7 +285,7 @@ class Players:
         return f"r{self.requests}"
 
     def _turns(self) -> list[tuple[TurnRecord, TurnState]]:
-        return list(self.dump.turns().values())
+        return list(self.dump.turns.values())
 
     def _turn(self) -> tuple[TurnRecord, TurnState] | None:
         """Any Turn, mostly one that goes on."""

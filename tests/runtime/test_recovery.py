@@ -501,3 +501,36 @@ async def test_hints_of_one_store_reach_every_host(hosts: Hosts) -> None:
     turn = await api.get_session(session.key).submit("r1", "a")
 
     assert str(await turn.wait(SECONDS)) == "ok"
+
+
+@pytest.mark.spec("AS-19", "RC-18")
+async def test_a_turn_in_flight_waits_for_a_host_that_reads_its_state(hosts: Hosts) -> None:
+    script = [approval("t"), final("ok")]
+    first = await hosts.open(ScriptedHarness(script, writer="scripted 1"))
+    turn = await submit(first)
+    await turn_is(turn, TurnStatus.WAITING)
+    await first.close()
+    other = await hosts.open(ScriptedHarness(script, writer="scripted 2"))
+    again = other.get_session(KEY).get_turn(turn.turn_id)
+    (question,) = await again.pending_interactions()
+    await again.respond("a1", question.interaction_id, True)
+    await until(lambda: any(type(error).__name__ == "Incompatible" for error in hosts.errors))
+    await other.close()
+    assert "scripted 1" in str(next(error for error in hosts.errors if type(error).__name__ == "Incompatible"))
+    third = await hosts.open(ScriptedHarness(script, writer="scripted 1"))
+    again = third.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert (await again.status()).recovery is None
+
+
+async def test_losing_a_race_makes_no_host_slow(hosts: Hosts) -> None:
+    """A host that was second many times still takes over at its next look."""
+    from agentscope_durable.runtime.backoff import Backoff
+    from agentscope_durable.spi.environment import SYSTEM
+
+    backoff = Backoff(SYSTEM, 0.0)
+    for _ in range(50):
+        backoff.missed("thread", again=False)
+
+    assert not backoff.holds("thread")

@@ -585,3 +585,34 @@ async def test_one_kind_of_preview_may_be_asked_for_by_itself(hosts: Hosts) -> N
     assert text == "hello"
     with pytest.raises(InvalidRequest, match="tool_arguments"):
         session.stream_events(deltas="mesage")  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("RT-14")
+async def test_a_session_has_a_key_of_two_parts_and_a_pinned_definition(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(SessionKey("app", "a/b: ü"), "agent")
+    view = await session.view()
+    binding = (await session.main_thread().view()).binding
+
+    assert view.session == SessionKey("app", "a/b: ü")
+    assert (binding.harness, binding.definition_version, binding.state_version) == ("agent", "v1", STATE_VERSION)
+    await refused(runtime.create_session(SessionKey("app", ""), "agent"), InvalidRequest)
+
+
+@pytest.mark.spec("RC-21", "BE-05")
+async def test_a_store_says_whether_hosts_may_share_it(hosts: Hosts) -> None:
+    runtime = await hosts.open()
+    view = await runtime.capabilities()
+
+    assert view.hosts_shared is False
+    assert view.shared is view.persistent is hosts.backend.capabilities.persistent
+
+
+@pytest.mark.spec("LF-04", "LF-03")
+async def test_a_backend_closes_only_what_it_opened(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()], start=False)
+    await runtime.create_session(KEY, "agent")
+    await runtime.close()
+    await hosts.backend.close()
+
+    assert (await (await hosts.open()).get_session(KEY).view()).status is ResourceStatus.OPEN

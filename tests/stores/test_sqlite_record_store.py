@@ -55,7 +55,7 @@ from agentscope_durable.spi.record_store import (
     Unchanged,
     View,
 )
-from agentscope_durable.stores.records import _sqlite_file
+from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
@@ -432,6 +432,17 @@ async def test_every_commit_stands_between_its_failpoints(tmp_path: Path, monkey
         assert during == "write"
         assert after == before.replace(".before", ".after")
         del story[:3]
+
+
+async def test_more_sessions_than_heads_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sqlite_writer, "HEADS_MAX", 3)
+    monkeypatch.setattr(_sqlite_reader, "HEADS_MAX", 3)
+    names = [f"p{n}" for n in range(20)]
+    async with opened(tmp_path) as store:
+        for _ in range(3):
+            await asyncio.gather(*(write(store, "a", "b", partition=name) for name in names * 2))
+        assert {(await store.read(name, NOTHING)).rev for name in names} == {6}
+        await assert_sound(store, *names)
 
 
 # ------------------------------------------------------------ faults of a group

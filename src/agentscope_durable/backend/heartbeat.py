@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from agentscope_durable.spi.environment import Environment, Thread
 from agentscope_durable.spi.record_store import RecordStore
@@ -50,6 +51,10 @@ class LeaseHeartbeat:
         """Renew once in the caller's thread, so that the lease stands when this returns, then go on."""
         if self._thread is not None:
             return
+        # Before the lease stands: a host that dies in between must not look alive for the length of its lease (D14).
+        announce: Callable[[str], None] | None = getattr(self._records, "announce", None)
+        if announce is not None:
+            announce(self._owner)
         self._renew()
         if self._failure is not None:
             raise self._failure

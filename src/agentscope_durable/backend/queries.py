@@ -488,15 +488,18 @@ class Queries:
             size += _weight(newest.event)
             if items and size > PAGE_BYTES_MAX:
                 return items, count
-            items.append(
-                message_of(
-                    await self._payload(session, newest.event),
+            payload = await self._payload(session, newest.event)
+            try:
+                message = message_of(
+                    payload,
                     sequence=first,
                     created_at_ms=found[first].at_ms,
                     withdrawn=index.flag == "withdrawn",
                     expired=index.flag == "expired",
                 )
-            )
+            except (msgspec.ValidationError, KeyError, ValueError) as error:
+                raise CorruptRecord(f"event {newest.sequence}", newest.event.type, str(error)) from error
+            items.append(message)
         return items, len(entries)
 
     async def _get_message(self, question: q.GetMessage) -> Message:

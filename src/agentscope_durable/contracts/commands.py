@@ -447,6 +447,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
         position, base_at, checkpoint_at: where the native state stands (ThreadHead).
         expected: number of the new Run, its id, and the Step it resumes from.
         lost_run: id of the Run of the former owner, "" if this is no takeover.
+        writer: version of the library that wrote the native state, "" before the first checkpoint.
     """
 
     purpose: ClaimPurpose
@@ -465,6 +466,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
     pause: bool = False
     failure: Failure | None = None
     now_ms: int = 0
+    writer: str = ""
 
 
 class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):

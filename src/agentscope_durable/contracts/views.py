@@ -256,7 +256,7 @@ class InteractionView(View, frozen=True):
 
     Attributes:
         name: the tool that asks.
-        arguments: the tool's arguments as JSON, or the exact text if they are not JSON.
+        arguments: the exact text the model gave; usually a JSON object.
         response: what was answered, None while pending.
     """
 

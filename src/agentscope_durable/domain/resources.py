@@ -129,10 +129,9 @@ def close_session(c: CloseSession, seed: bytes, view: View, now_ms: int) -> Chan
 def _all_threads(draft: Draft) -> Iterator[ThreadRecord]:
     page, left = _THREAD_PAGE, draft.head.thread_count
     while left > 0:
-        key = ""
-        for key, thread in draft.page(page, ThreadRecord):
-            left -= 1
-            yield thread
-        if not key:
+        found = dict(draft.page(page, ThreadRecord))
+        if not found:
             raise CorruptRecord(keys.THREADS, "ThreadRecord", f"{left} threads of the session are missing")
-        page = Range(keys.THREADS, after=key, limit=PAGE_MAX)
+        yield from found.values()
+        left -= len(found)
+        page = Range(keys.THREADS, after=max(found), limit=PAGE_MAX)

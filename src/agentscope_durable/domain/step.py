@@ -392,7 +392,7 @@ class _Step:
         elif execution.kind is not ExecutionKind.LOCAL:
             allowed = False
         elif wanted is ExecutionState.RUNNING:
-            allowed = execution.rule is tool.rule is ReplayRule.SAFE
+            allowed = allowed and execution.rule is tool.rule is ReplayRule.SAFE
         else:
             known = execution.run_id == self.c.run_id or execution.rule is ReplayRule.SAFE
             allowed = may_become(execution, wanted) and (known or wanted is ExecutionState.UNKNOWN)

@@ -34,9 +34,10 @@ class Backoff:
         miss = self._misses.get(item)
         return miss is not None and self._environment.monotonic() < miss.until
 
-    def missed(self, item: Hashable) -> None:
+    def missed(self, item: Hashable, *, again: bool = True) -> None:
+        """Put an item aside. With `again` False it waits as after its first miss: nothing is wrong with it."""
         miss = self._misses.pop(item, None)
-        tries = 1 if miss is None else miss.tries + 1
+        tries = 1 if miss is None or not again else miss.tries + 1
         wait = min(self._first * 2 ** min(tries - 1, 30), self._most)
         self._misses[item] = _Miss(tries, self._environment.monotonic() + wait)
         while len(self._misses) > REMEMBERED_MAX:

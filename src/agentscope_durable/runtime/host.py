@@ -37,6 +37,7 @@ class Host:
             name is another owner (C14).
         draining: claim nothing new.
         closing: bring what runs to a boundary and give it back.
+        ended: it is closed; nothing is tried again.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Host:
         self.tasks = Tasks()
         self.draining = False
         self.closing = False
+        self.ended = False
         self._on_error = on_error
 
     async def execute(self, command: AnyCommand) -> Any:
@@ -69,7 +71,7 @@ class Host:
             try:
                 return await self.backend.query(question, audience=Audience.HOST)
             except (Retry, Unconfirmed) as error:
-                if isinstance(error, LASTING) or self.environment.monotonic() > deadline:
+                if isinstance(error, LASTING) or self.ended or self.environment.monotonic() > deadline:
                     raise
             await self.environment.sleep(wait)
             wait = min(2 * wait, RETRY_WAIT_MAX)
@@ -111,7 +113,7 @@ class Delivery:
                 return await self._host.execute(command)
             except (Retry, Unconfirmed) as error:
                 self.unsure = self.unsure or isinstance(error, Unconfirmed)
-                if isinstance(error, LASTING) or environment.monotonic() > deadline:
+                if isinstance(error, LASTING) or self._host.ended or environment.monotonic() > deadline:
                     raise
                 log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)
             await environment.sleep(wait)

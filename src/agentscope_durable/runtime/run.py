@@ -116,12 +116,21 @@ class LiveRun:
         """Something an adapter looks at may have changed."""
         self._changed.set()
 
-    def observe(self, view: TurnView) -> None:
-        """Take in what a query saw. It may be older than the last receipt: it can only make a Run look again."""
+    @property
+    def committing(self) -> bool:
+        return self._flight is not None and not self._flight.done()
+
+    def observe(self, view: TurnView, *, asked_at: int) -> None:
+        """Take in what a query saw that was asked at a position.
+
+        It may be older than the last receipt: then it only makes the Run look again. A Run whose own commit was under
+        way meanwhile may have given the Thread back by it, so only a calm one can see that another host owns it.
+        """
         if self.over:
             return
         lease = view.lease
-        if view.status.terminal or lease is None or lease.fence != self._claimed.fence:
+        calm = self._position == asked_at and not self.committing
+        if calm and (view.status.terminal or lease is None or lease.fence != self._claimed.fence):
             self.fenced = True
         self._cancel = self._cancel or view.cancel_requested
         self._pause = view.status is TurnStatus.PAUSING
@@ -180,7 +189,7 @@ class LiveRun:
     async def commit(self, step: CommitStep) -> StepReceipt:
         async with self._order:
             await self.landed()
-            if self.over or self.fenced:
+            if self.over or self.fenced or self._host.ended:
                 raise Abandoned
             self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
             return await asyncio.shield(self._flight)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ from agentscope_durable.contracts.errors import (
     DurableError,
     Fenced,
     HostClosed,
+    Incompatible,
     InvalidTransition,
     Misuse,
     Rejected,
@@ -61,6 +63,16 @@ GIVE_BACK_WAIT_MAX = 10.0
 
 RetryableFailure = Callable[[BaseException], bool | None]
 """The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
+
+
+class Took(StrEnum):
+    """What came of an attempt to take a Thread."""
+
+    WORK = "work"
+    NOTHING = "nothing"
+    """There was nothing to take; another host was faster, or it is not due."""
+    NO_PROGRESS = "no progress"
+    """It was taken and nothing came of it: not to be tried again at once."""
 
 
 class Runner:
@@ -98,8 +110,8 @@ class Runner:
         for run in self._runs:
             run.tell()
 
-    async def take(self, session: SessionKey, thread_id: str, *, dead: tuple[str, ...] = ()) -> bool:
-        """Claim the Thread and see its Turn through; False when nothing came of it, so that it is not tried at once.
+    async def take(self, session: SessionKey, thread_id: str, *, dead: tuple[str, ...] = ()) -> Took:
+        """Claim the Thread and see its Turn through.
 
         Raises:
             DurableError: the claim failed; nothing is owned.
@@ -115,7 +127,7 @@ class Runner:
             )
         )
         if claimed.purpose is ClaimPurpose.NOTHING:
-            return claimed.turn_id != ""
+            return Took.WORK if claimed.turn_id else Took.NOTHING
         thread = ThreadKey(session, thread_id)
         log.info(
             "turn %s taken over under fence %d" if claimed.lost_run else "turn %s claimed under fence %d",
@@ -129,7 +141,7 @@ class Runner:
 
     # ---- run ----
 
-    async def _run(self, thread: ThreadKey, claimed: Claimed) -> bool:
+    async def _run(self, thread: ThreadKey, claimed: Claimed) -> Took:
         run = LiveRun(self._host, self._states, thread, claimed)
         task = asyncio.current_task()
         assert task is not None
@@ -147,7 +159,7 @@ class Runner:
             if not run.over and not run.fenced:
                 self._give_back(run)
         if run.ended is None:
-            return False
+            return Took.NO_PROGRESS
         log.info("turn %s: run %d %s", claimed.turn_id, claimed.run_number, run.ended, extra=run.ids)
         if run.ended is RunEndKind.CANCELLED:
             after = replace(
@@ -155,7 +167,8 @@ class Runner:
             )
             return await self._settle(thread, after)
         # A Run that parks without having done anything must not be repeated at full speed.
-        return served and (run.commits > 0 or run.ended is not RunEndKind.SUSPENDED)
+        idle = run.commits == 0 and run.ended is RunEndKind.SUSPENDED
+        return Took.NO_PROGRESS if idle or not served else Took.WORK
 
     async def _invoke(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> bool:
         """Drive the adapter until the Run has ended. False: this host cannot serve the Turn.
@@ -188,6 +201,11 @@ class Runner:
     async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
         binding = await self._binding(thread)
         adapter = self._harnesses[binding.ready_class]
+        if claimed.run_number > 1 and claimed.writer and not adapter.accepts_writer(claimed.writer):
+            # A Turn in flight is continued by a version that reads its state (D21); this host is not the one.
+            raise Incompatible(
+                f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
+            )
         view = await self._turn(thread, claimed.turn_id)
         message_id = ids.input_message_id(claimed.turn_id)
         run.begin(
@@ -289,8 +307,9 @@ class Runner:
                     await environment.sleep(WATCH_SPACING)
                     if run.committing_at > heard_at:
                         continue
+                asked_at = run.position
                 try:
-                    run.observe(await self._turn(thread, claimed.turn_id))
+                    run.observe(await self._turn(thread, claimed.turn_id), asked_at=asked_at)
                 except DurableError as error:
                     self._host.report(error, "a turn under way cannot be looked at", **run.ids)
                 if run.fenced:
@@ -301,7 +320,7 @@ class Runner:
 
     # ---- settle ----
 
-    async def _settle(self, thread: ThreadKey, claimed: Claimed) -> bool:
+    async def _settle(self, thread: ThreadKey, claimed: Claimed) -> Took:
         """End a cancelled or failed Turn if its effects are known, else leave it until they are."""
         extra = _ids(thread, claimed)
         try:
@@ -310,13 +329,13 @@ class Runner:
             await self._postpone(thread, claimed, None)
             raise
         except Abandoned:
-            return False
+            return Took.NOTHING
         if failure is None:
             log.info("turn %s settled", claimed.turn_id, extra=extra)
-            return True
+            return Took.WORK
         await self._postpone(thread, claimed, failure if failure.kind else None)
         log.info("turn %s is not settled yet", claimed.turn_id, extra=extra)
-        return True
+        return Took.WORK
 
     async def _try_settle(self, thread: ThreadKey, claimed: Claimed) -> Failure | None:
         """None when it is settled; a failure without a kind when an effect is not known yet."""

@@ -291,9 +291,10 @@ class DurableRuntime:
     async def _close(self) -> None:
         try:
             await self._stop()
-            await self._loops.wait(CANCEL_TIMEOUT)
-            self._loops.cancel()
-            await self._loops.wait()
+            self._host.ended = True
+            for group in (self._host.tasks, self._loops):
+                group.cancel()
+                await group.wait(CANCEL_TIMEOUT)
             if self._heartbeat is not None:
                 await self._heartbeat.stop()
         except Exception as error:  # noqa: BLE001 - what could not be released expires by itself

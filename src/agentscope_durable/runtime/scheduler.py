@@ -17,7 +17,7 @@ from agentscope_durable.domain.change import ready_hint
 from agentscope_durable.runtime.backoff import Backoff
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Host, log
-from agentscope_durable.runtime.runner import Runner
+from agentscope_durable.runtime.runner import Runner, Took
 from agentscope_durable.runtime.tasks import Bell, Tasks
 from agentscope_durable.spi.record_store import ReadyItem, ReadyScan
 
@@ -147,7 +147,7 @@ class Scheduler:
 
     async def _take(self, work: _Work) -> None:
         session = keys.session_of(work.item.partition)
-        took = False
+        took = Took.NO_PROGRESS
         try:
             took = await self._runner.take(session, work.item.item, dead=work.dead)
         except Exception as error:  # noqa: BLE001 - one Turn's failure must not stop the others
@@ -158,10 +158,11 @@ class Scheduler:
                 thread_id=work.item.item,
             )
         finally:
-            if took:
+            if took is Took.WORK:
                 self._backoff.done(work.key)
             else:
-                self._backoff.missed(work.key)
+                # Who only lost a race must not be late when the winner is lost.
+                self._backoff.missed(work.key, again=took is Took.NO_PROGRESS)
             self._taking.discard((work.item.partition, work.item.item))
             self._bell.ring()
 

@@ -42,6 +42,7 @@ from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import Audience, TurnStatus
 from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.environment import SYSTEM
 
 SESSION = SessionKey("contract", "session")
 BINDING = Binding("agent", "v1", "state-v1")
@@ -167,7 +168,7 @@ class SessionBackendContract:
     @pytest.mark.spec("BE-23", "Q-09")
     async def test_fenced_a_living_owner_keeps_its_thread(self, door: SessionBackend) -> None:
         heart = door.heartbeat("host-a", LEASE_MS, msgspec.json.encode(HostNotice()))
-        await asyncio.to_thread(heart.start)
+        await SYSTEM.call_in_thread(heart.start)
         await door.execute(submission("r1"))
         first = await self.claim(door, "host-a")
 

@@ -1,0 +1,27 @@
+"""AgentScope agents under Durable: `pip install 'agentscope-durable[agentscope]'`.
+
+Importing this does not import AgentScope; making an adapter does.
+"""
+
+from agentscope_durable.adapters.agentscope.adapter import AgentScopeAdapter
+from agentscope_durable.adapters.agentscope.binding import AgentBuilder, AgentFactory, Binding, RuntimeContext
+from agentscope_durable.adapters.agentscope.context import current_origin, replaying
+from agentscope_durable.adapters.agentscope.executor import AgentScopeToolExecutor
+from agentscope_durable.adapters.agentscope.tools import ToolBinding, in_thread
+from agentscope_durable.contracts.journal import STATE_VERSION
+from agentscope_durable.spi.executor import ToolError
+
+__all__ = [
+    "STATE_VERSION",
+    "AgentBuilder",
+    "AgentFactory",
+    "AgentScopeAdapter",
+    "AgentScopeToolExecutor",
+    "Binding",
+    "RuntimeContext",
+    "ToolBinding",
+    "ToolError",
+    "current_origin",
+    "in_thread",
+    "replaying",
+]

@@ -129,9 +129,9 @@ class Increment:
         return self == Increment()
 
 
-def entry(kind: JournalEventType, **payload: Any) -> JournalEntry:
+def entry(type: JournalEventType, /, **payload: Any) -> JournalEntry:
     """A journal fact of ids, names and numbers; bodies stand where they were written."""
-    return JournalEntry(kind, msgspec.Raw(_encode(payload)))
+    return JournalEntry(type, msgspec.Raw(_encode(payload)))
 
 
 def commit_queue(

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from functools import cache
 from typing import Any
 
+from msgspec.structs import replace
+
 from agentscope_durable import _failpoints
 from agentscope_durable.adapters.agentscope.codec import result_of_response, tool_response
 from agentscope_durable.adapters.agentscope.context import in_tool
@@ -84,7 +86,7 @@ def _inner_class() -> Any:
             known = run.calls.known.get(block.id)
             if known is not None and known.state.terminal and known.result is not None:
                 # It ran in a former Run, and this is what came of it.
-                yield tool_response(block.id, known.result)
+                yield tool_response(block.id, _replayed(run, known.result))
                 return
             run.check_tool()
             tool = await agent.toolkit.get_tool(block.name)
@@ -132,6 +134,12 @@ def _may_run(state: ExecutionState, kind: ExecutionKind, stored: ReplayRule, pre
     if state is ExecutionState.RUNNING:
         return stored is present is ReplayRule.SAFE
     return True
+
+
+def _replayed(run: Invocation, result: ToolResult) -> ToolResult:
+    """A stored outcome for the agent. A call that was stopped, or never began, has failed: given as interrupted, AgentScope
+    would take it for the user's interruption of the whole reply."""
+    return replace(result, state="error") if result.state == "interrupted" and not run.interrupted else result
 
 
 def _result(run: Invocation, outcome: ToolOutcome, held: Any, chunks: int, rule: ReplayRule) -> ToolResult | None:

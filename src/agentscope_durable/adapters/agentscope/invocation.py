@@ -97,6 +97,8 @@ class Invocation:
         final: the reply's last message as middlewares left it.
         stopping: why the Run is being stopped; the state is not to be trusted from then on if `interrupted`.
         tools_running: local tools under way.
+        reopened: the reply goes on although it was complete.
+        committed_content: public content of the present round's message; None when it has none.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class Invocation:
         self.stopping: StopCause | None = None
         self.interrupted = False
         self.tools_running = 0
+        self.reopened = False
+        self.committed_content: list[dict[str, Any]] | None = None
         self.compressions = 0
         self._policy = policy
         self._environment = environment
@@ -459,7 +463,10 @@ class Invocation:
         if answer is None:
             return None
         _ = self.native.writer.note_outcome(self.native.answer_at, answer.content)
-        return chat_response(answer)
+        response = chat_response(answer)
+        content = public_content(response.content)
+        self.committed_content = content if content or self._is_final(response.content) else None
+        return response
 
     async def admit(self, messages: int, tools: int) -> None:
         """
@@ -501,7 +508,8 @@ class Invocation:
         told.steps = self._step_phase(StepPhase.FINALIZATION if final else StepPhase.ACTING)
         told.entries.append(JournalEntry(JournalEventType.MODEL_RESULT, payload))
         content = public_content(response.content)
-        if content or final:
+        self.committed_content = content if content or final else None
+        if self.committed_content is not None:
             told.messages.append(Message(self.message_id, content, max(self._attempt, 1)))
         told.merge(self.position_rows())
         receipt = await self.commit(told)

@@ -18,7 +18,7 @@ from agentscope_durable.adapters.agentscope.checkpoint import CheckpointWriter, 
 from agentscope_durable.adapters.agentscope.codec import StoredAnswer, read_answer
 from agentscope_durable.contracts.errors import CorruptRecord, Incompatible
 from agentscope_durable.contracts.journal import CheckpointRow, JournalBatch, JournalEventType
-from agentscope_durable.journal.checkpoint import fold, row_bytes, to_state_json
+from agentscope_durable.journal.checkpoint import CheckpointState, fold, row_bytes, to_state_json
 from agentscope_durable.journal.position import (
     POSITION_FIELD,
     AgentExecutionPosition,
@@ -40,7 +40,7 @@ class Native:
 
     Attributes:
         state: the native state; None until there is one.
-        state_json: as it was stored when it was loaded, for a second copy; None when it is not needed.
+        loaded: the checkpoint and its JSON as they were loaded, for a second copy; None when it is not needed.
         position: where execution stands.
         writer, position_writer: what of both is stored.
         based: the store holds a base, so rows may follow.
@@ -49,7 +49,7 @@ class Native:
     """
 
     state: Any = None
-    state_json: bytes | None = None
+    loaded: tuple[CheckpointState, bytes] | None = None
     position: AgentExecutionPosition = field(default_factory=AgentExecutionPosition)
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
     position_writer: PositionWriter = field(default_factory=PositionWriter)
@@ -76,6 +76,14 @@ class Native:
         if not self.based:
             return self.rows()
         return self.position_writer.rows(self.position, base=False), False
+
+    def take_anchor(self) -> Any:
+        """A second copy of the stored state, which the agent will go on with: it is what the next rows are taken from."""
+        assert self.loaded is not None
+        (checkpoint, state_json), self.loaded = self.loaded, None
+        anchor = restore(state_json)
+        self.writer = CheckpointWriter.continuing(anchor, checkpoint)
+        return anchor
 
     def begin_anew(self) -> None:
         """Forget what is stored: the next rows are a base."""
@@ -131,7 +139,7 @@ def _load(rows: Sequence[JournalRow]) -> Native:
         stored_bytes=len(state_json),
     )
     if position.phase in (ExecutionPhase.REASONING, ExecutionPhase.ANSWERED):
-        native.state_json = state_json
+        native.loaded = without, state_json
     if position.phase is ExecutionPhase.ANSWERED:
         native.answer, native.answer_at = _answer(batches, position.reasoning)
     return native

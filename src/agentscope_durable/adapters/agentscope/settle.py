@@ -22,6 +22,7 @@ from agentscope_durable.adapters.agentscope.codec import (
     result_block,
 )
 from agentscope_durable.adapters.agentscope.increments import entry
+from agentscope_durable.adapters.agentscope.intake import bounded
 from agentscope_durable.adapters.agentscope.native import Native, load_native
 from agentscope_durable.contracts.journal import JournalBatch, JournalEventType
 from agentscope_durable.contracts.results import ToolResult
@@ -95,7 +96,7 @@ def pair_calls(state: Any, results: Mapping[str, ToolResult], started: set[str] 
             known = results.get(block.id)
             block.state = "finished"
             if known is not None:
-                message.content.append(result_block(block.id, block.name, known))
+                message.content.append(bounded(result_block(block.id, block.name, known)))
             else:
                 text = INTERRUPTED_TEXT if block.id in started else NOT_RUN_TEXT
                 message.content.append(interrupted_block(block.id, block.name, text))

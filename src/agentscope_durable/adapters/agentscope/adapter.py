@@ -1,0 +1,171 @@
+"""AgentScope agents under Durable.
+
+Rule: public AgentScope only. Middlewares, the agent's state and its events carry all of it; the one exception are the
+four protected override points of a model class, on a proxy, by which single requests are seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from agentscope_durable.adapters.agentscope.binding import AgentFactory, Factory
+from agentscope_durable.adapters.agentscope.classify import classify_error
+from agentscope_durable.adapters.agentscope.library import may_continue, require, warn_if_untested
+from agentscope_durable.adapters.agentscope.run import Run, Setup
+from agentscope_durable.adapters.agentscope.settle import settle_turn
+from agentscope_durable.adapters.agentscope.tools import ToolBinding, as_bindings
+from agentscope_durable.contracts.commands import RunEnd
+from agentscope_durable.contracts.journal import STATE_VERSION
+from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary, ReplayRule
+from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
+from agentscope_durable.journal.scheduling import Channels, JournalScheduling
+from agentscope_durable.journal.state_store import AgentStateStore
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.harness import HarnessCapabilities, RunContext, SettleContext, Settlement
+
+__all__ = ["AgentScopeAdapter"]
+
+
+class AgentScopeAdapter:
+    """Drives AgentScope agents: a `HarnessAdapter`. Made by `for_react` or `for_harness`."""
+
+    def __init__(
+        self,
+        factory: AgentFactory,
+        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
+        *,
+        harness: bool = False,
+        replay_rules: Mapping[str, ReplayRule | str] | None = None,
+        accept_untested_agentscope: bool = False,
+        state_store: AgentStateStore | None = None,
+        model_call_policy: ModelCallPolicy | None = None,
+        model_request_observer: ModelRequestObserver | None = None,
+        scheduling: JournalScheduling | None = None,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        self._version = require()
+        self._accept_untested = accept_untested_agentscope
+        self._bindings = as_bindings(bindings)
+        self._setup = Setup(
+            factory=Factory(factory, harness=harness),
+            bindings=self._bindings,
+            rules={name: ReplayRule(rule) for name, rule in (replay_rules or {}).items()},
+            version=self._version,
+            channels=Channels(scheduling),
+            environment=environment,
+            policy=model_call_policy,
+            observer=model_request_observer,
+            state_store=state_store,
+            left_behind=set[asyncio.Task[None]](),
+        )
+        if not accept_untested_agentscope:
+            warn_if_untested(self._version)
+
+    @classmethod
+    def for_react(
+        cls,
+        factory: AgentFactory,
+        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
+        *,
+        replay_rules: Mapping[str, ReplayRule | str] | None = None,
+        accept_untested_agentscope: bool = False,
+        state_store: AgentStateStore | None = None,
+        model_call_policy: ModelCallPolicy | None = None,
+        model_request_observer: ModelRequestObserver | None = None,
+        scheduling: JournalScheduling | None = None,
+        environment: Environment = SYSTEM,
+    ) -> AgentScopeAdapter:
+        """An adapter of the agents that a factory describes (AS-01).
+
+        Args:
+            factory: called once for every Run with a `Binding`; returns, or is awaited for, a new `AgentBuilder`.
+            bindings: tools that run elsewhere: by name a `ToolBinding` or a route, or a list of bindings.
+            replay_rules: by tool name `safe` or `never`: whether a local tool whose outcome was lost may be run again
+                (D18). A tool that is read-only is safe without being named here.
+            accept_untested_agentscope: continue Turns in flight on releases this one was not tested with (D21).
+            state_store: where programs without a journal keep the agent's state; read once, then kept up to date.
+            model_call_policy: decides about each model call before it is made.
+            model_request_observer: told of each request.
+            scheduling: bounds of commits under way; from the environment when not given.
+            environment: clock and threads.
+
+        Raises:
+            MissingExtra: AgentScope is not installed.
+            InvalidRequest: a binding or a rule is not one.
+        """
+        return cls(
+            factory,
+            bindings,
+            replay_rules=replay_rules,
+            accept_untested_agentscope=accept_untested_agentscope,
+            state_store=state_store,
+            model_call_policy=model_call_policy,
+            model_request_observer=model_request_observer,
+            scheduling=scheduling,
+            environment=environment,
+        )
+
+    @classmethod
+    def for_harness(
+        cls,
+        factory: AgentFactory,
+        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
+        *,
+        replay_rules: Mapping[str, ReplayRule | str] | None = None,
+        accept_untested_agentscope: bool = False,
+        state_store: AgentStateStore | None = None,
+        model_call_policy: ModelCallPolicy | None = None,
+        model_request_observer: ModelRequestObserver | None = None,
+        scheduling: JournalScheduling | None = None,
+        environment: Environment = SYSTEM,
+    ) -> AgentScopeAdapter:
+        """The same for agents with a workspace: the factory returns `AgentBuilder(..., workspace=...)` (AS-02)."""
+        return cls(
+            factory,
+            bindings,
+            harness=True,
+            replay_rules=replay_rules,
+            accept_untested_agentscope=accept_untested_agentscope,
+            state_store=state_store,
+            model_call_policy=model_call_policy,
+            model_request_observer=model_request_observer,
+            scheduling=scheduling,
+            environment=environment,
+        )
+
+    # ---- HarnessAdapter ----
+
+    @property
+    def state_version(self) -> str:
+        return STATE_VERSION
+
+    @property
+    def writer(self) -> str:
+        """The release of AgentScope that writes native state here."""
+        return self._version
+
+    @property
+    def capabilities(self) -> HarnessCapabilities:
+        return HarnessCapabilities(recovery=RecoveryBoundary.TOOL_BOUNDARY, delivery=EventDelivery.DELTA)
+
+    @property
+    def routes(self) -> frozenset[str]:
+        return frozenset(bound.route for bound in self._bindings.values())
+
+    @property
+    def bindings(self) -> Mapping[str, ToolBinding]:
+        """The catalogue that whoever performs these tools needs as well (TB-01)."""
+        return dict(self._bindings)
+
+    def accepts_writer(self, writer: str) -> bool:
+        return may_continue(writer, installed=self._version, accept_untested=self._accept_untested)
+
+    async def run(self, context: RunContext) -> RunEnd | None:
+        return await Run(self._setup, context).run()
+
+    async def settle(self, context: SettleContext) -> Settlement:
+        return await settle_turn(context, installed=self._version)
+
+    def classify(self, error: BaseException) -> bool | None:
+        return classify_error(error)

@@ -1,0 +1,163 @@
+"""Killed at any place, once or twice, a Turn comes to the same end: same state, same messages, nothing done twice.
+
+Every place: before and after each commit, each request and each local tool, inside tools and in the middle of streams.
+The process that is killed is a forked child of one that imported the libraries and opened nothing; the one that
+recovers is a new interpreter. `DURABLE_MATRIX=all` gives each recovery an interpreter of its own and runs every pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agentscope")
+
+from tests.adapters.agentscope.scenarios import SCENARIOS
+
+ALL = os.environ.get("DURABLE_MATRIX") == "all"
+PAIRS = 8
+"""Pairs of kills for each scenario in an ordinary run."""
+SEED = 7
+RECOVERIES = 16
+"""Recoveries that one new interpreter makes in an ordinary run."""
+
+ROOT = Path(__file__).resolve().parents[3]
+SAME = (
+    "status",
+    "finish",
+    "errors",
+    "state",
+    "summary",
+    "iterations",
+    "replies",
+    "structured",
+    "tasks",
+    "groups",
+    "messages",
+    "open",
+    "completed",
+)
+"""What must not depend on where a process was killed."""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "ignore"}
+
+
+class Forks:
+    """A process that imported everything, opened nothing, and forks a child for each job."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.adapters.agentscope.crash", "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment(),
+        )
+        self.bases: dict[str, dict[str, Any]] = {}
+
+    def play(self, folder: Path, scenario: str, kill: str = "") -> dict[str, Any]:
+        folder.mkdir(exist_ok=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"folder": str(folder), "scenario": scenario, "kill": kill}) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def base(self, scenario: str, folder: Path) -> dict[str, Any]:
+        """The same story, uncut; its `passed` are the places to cut at."""
+        if scenario not in self.bases:
+            report = self.play(folder / "base", scenario)
+            assert "exception" not in report, report["exception"]
+            assert report["status"] == "COMPLETED" and report["errors"] == [] and report["open"] == 0
+            self.bases[scenario] = report
+        return self.bases[scenario]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        _ = self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+def recovered(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reports of a new interpreter that has seen nothing of what it recovers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.agentscope.crash", "one", *map(json.dumps, jobs)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(scenario: str, base: dict[str, Any], report: dict[str, Any], killed: list[str]) -> None:
+    where = f"{scenario}, killed at {' then '.join(killed)}"
+    assert "exception" not in report, f"{where}: {report.get('exception')}"
+    for name in SAME:
+        assert report[name] == base[name], f"{where}: {name}"
+    # Each request beyond those of an uncut run was under way at a kill, and stands as LOST.
+    assert base["requests"] <= report["requests"] <= base["requests"] + report["lost"], where
+    assert report["lost"] <= len(killed), where
+    for tool in SCENARIOS[scenario].never:
+        assert report["effects"].get(tool, 0) <= base["effects"][tool], f"{where}: {tool} ran twice"
+    for effect, times in base["effects"].items():
+        assert report["effects"].get(effect, 0) <= times + len(killed), f"{where}: {effect}"
+
+
+@pytest.mark.matrix
+@pytest.mark.spec("AS-09", "AS-10", "AS-13", "AS-14", "AS-15", "AS-17", "AS-29", "TP-02", "TF-04", "TF-05", "MC-03")
+@pytest.mark.spec("EV-16", "MC-08", "TJ-27", "TJ-28", "TJ-34")
+@pytest.mark.case("C04", "C08", "C10")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_any_one_place(scenario: str, forks: Forks, tmp_path: Path) -> None:
+    base = forks.base(scenario, tmp_path)
+    places = base["passed"]
+    jobs: list[dict[str, Any]] = []
+    for number, place in enumerate(places):
+        folder = tmp_path / str(number)
+        assert forks.play(folder, scenario, place) == {"killed": 9}, f"{scenario}: {place} was not reached"
+        jobs.append({"folder": str(folder), "scenario": scenario})
+    size = 1 if ALL else RECOVERIES
+    reports = [report for at in range(0, len(jobs), size) for report in recovered(jobs[at : at + size])]
+    for place, report in zip(places, reports, strict=True):
+        check(scenario, base, report, [place])
+
+
+@pytest.mark.matrix
+@pytest.mark.spec("AS-17", "AS-29", "TP-02")
+@pytest.mark.case("C04", "C10")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_two_places(scenario: str, forks: Forks, tmp_path: Path) -> None:
+    """The first process dies at one place, the one that recovers at another, the third goes to the end."""
+    base = forks.base(scenario, tmp_path)
+    pairs = list(itertools.product(base["passed"], repeat=2))
+    if not ALL:
+        pairs = random.Random(f"{SEED} {scenario}").sample(pairs, PAIRS)
+    for number, (first, second) in enumerate(pairs):
+        folder = tmp_path / str(number)
+        killed = [first]
+        assert forks.play(folder, scenario, first) == {"killed": 9}, f"{scenario}: {first} was not reached"
+        report = forks.play(folder, scenario, second)
+        if "killed" in report:
+            killed.append(second)
+            report = forks.play(folder, scenario)
+        check(scenario, base, report, killed)
