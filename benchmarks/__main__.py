@@ -22,7 +22,8 @@ def render(results: dict[str, dict[str, float]]) -> str:
     lines = [
         "# Results of the last run",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {machine()}. Written by `make bench`; read ratios, not times: the machine is shared.",
+        f"{time.strftime('%Y-%m-%d')}, {machine()}.",
+        "Written by `make bench`. Read ratios, not times: the machine is shared.",
         "",
     ]
     for name, values in results.items():

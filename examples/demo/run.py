@@ -49,15 +49,24 @@ from agentscope_durable import (
 from agentscope_durable.adapters.agentscope import STATE_VERSION
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import Cancelled, Succeeded
-from agentscope_durable.testing.census import FAILPOINTS
 
 SECONDS_MAX = 60.0
 POLL = 0.05
 KILL_AFTER_CHARS = 80
 """The first kill falls when this much of one answer was shown."""
 KILLS_MAX = 3
-COMMITS_MAX = 24
-"""A random kill falls at one of the first so many commits, or at one of the first three passes of another failpoint."""
+SIDES = ("before", "after")
+PASSES = {
+    "store.commit": 24,
+    "store.renew": 1,
+    "store.release": 1,
+    "model.request": 4,
+    "tool.local": 2,
+    "executor.start": 1,
+    "executor.query": 1,
+}
+"""How often a process passes each failpoint here: a random kill falls at one of them, before or after."""
+PLACES = [f"{name}.{side}:{nth + 1}" for name, passes in PASSES.items() for nth in range(passes) for side in SIDES]
 
 TOLD = {
     "turn.status": ("turn", "bold"),
@@ -174,15 +183,12 @@ class Story:
     async def _random(self, turn: DurableTurn) -> None:
         chance = random.Random(self._seed)
         for _ in range(chance.randint(1, KILLS_MAX)):
-            name = chance.choice(sorted(FAILPOINTS))
-            if chance.random() < 0.5:
-                name = chance.choice(("store.commit.before", "store.commit.after"))
-            nth = chance.randint(1, COMMITS_MAX if name.startswith("store.commit") else 3)
-            brain = await self._hire(failpoint=f"{name}:{nth}")
+            place = chance.choice(PLACES)
+            brain = await self._hire(failpoint=place)
             await self._until(brain, lambda told: False)
             if brain.killed_by:
-                self._kills.append(f"{name}:{nth}")
-                self._narrator.say("✗ kill -9", f"process {brain.pid}, at {name}, pass {nth}", "bold red")
+                self._kills.append(place)
+                self._narrator.say("✗ kill -9", f"process {brain.pid}, at {place}", "bold red")
             if (await turn.status()).status.terminal:
                 return
         await self._until(await self._hire(), lambda told: False)

@@ -107,9 +107,10 @@ if TYPE_CHECKING:
     from agentscope_durable.executors.function import FunctionExecutor
     from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
     from agentscope_durable.runtime.live import LiveEvents
+    from agentscope_durable.runtime.operations import HostOperations
     from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
     from agentscope_durable.runtime.streams import SessionEventStream
-    from agentscope_durable.spi.executor import ToolError
+    from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded, ToolError
 
 __all__ = [
     "MAIN_THREAD_ID",
@@ -117,6 +118,7 @@ __all__ = [
     "AlreadyDecided",
     "Audio",
     "Base64",
+    "Cancelled",
     "Closed",
     "CommandReceipt",
     "Committed",
@@ -138,11 +140,13 @@ __all__ = [
     "EventStreamOptions",
     "ExecutionKind",
     "ExecutionState",
+    "Failed",
     "Fenced",
     "Forbidden",
     "FunctionExecutor",
     "Harness",
     "HostClosed",
+    "HostOperations",
     "Image",
     "Incompatible",
     "Input",
@@ -184,6 +188,7 @@ __all__ = [
     "StepPhase",
     "StepStatus",
     "StepView",
+    "Succeeded",
     "Terminal",
     "Text",
     "ThreadKey",
@@ -236,9 +241,10 @@ _HOMES = {
     "executors.function": "FunctionExecutor",
     "runtime.handles": "DurableSession DurableThread DurableTurn",
     "runtime.live": "LiveEvents",
+    "runtime.operations": "HostOperations",
     "runtime.runtime": "Definition DurableRuntime Harness",
     "runtime.streams": "SessionEventStream",
-    "spi.executor": "ToolError",
+    "spi.executor": "Cancelled Failed Succeeded ToolError",
 }
 """Where each name lives."""
 

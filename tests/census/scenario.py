@@ -9,13 +9,15 @@ from typing import Any
 from agentscope_durable import _failpoints
 from tests.census.worlds import ScriptedWorld, World, judge, tell
 
-WORLDS = {"scripted": ScriptedWorld}
-
 
 def world_of(job: dict[str, Any]) -> World:
     folder = Path(job["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    return WORLDS[job["world"]](folder)
+    if job["world"] == "scripted":
+        return ScriptedWorld(folder)
+    from tests.census.agentscope_world import AgentScopeWorld
+
+    return AgentScopeWorld(folder)
 
 
 async def play(job: dict[str, Any]) -> None:

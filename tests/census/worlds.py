@@ -45,7 +45,9 @@ from agentscope_durable.testing.scripted_harness import (
 from tests.census.job_executor import ENDLESS, SLOW, JobExecutor
 
 KEY = SessionKey("census", "session")
+THREAD = "main"
 ROUTE = "ops"
+STEER = "mind the cache"
 SECONDS_MAX = 25.0
 LARGE = 70_000
 """Characters of a result that does not stay in the records."""
@@ -68,6 +70,10 @@ class World(Protocol):
         """Message id to requests that reached the model; None when the ledger cannot tell."""
         ...
 
+    def requests(self) -> int:
+        """Requests that reached the model."""
+        ...
+
     async def transcript(self, backend: SessionBackend) -> list[str]:
         """What is wrong with the agent's own conversation."""
         ...
@@ -75,8 +81,6 @@ class World(Protocol):
 
 class ScriptedWorld:
     """`ScriptedHarness`."""
-
-    rerunnable = frozenset({"look"})
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,6 +109,9 @@ class ScriptedWorld:
 
     def asked(self) -> Mapping[str, int]:
         return Counter(line.split(" ")[1] for line in self.effects.lines if line.startswith("model "))
+
+    def requests(self) -> int:
+        return self.effects.count("model ")
 
     async def transcript(self, backend: SessionBackend) -> list[str]:
         del backend
@@ -157,7 +164,7 @@ async def _act(world: World, backend: SessionBackend, turn: DurableTurn, view: T
         match waiting.kind:
             case WaitKind.APPROVAL:
                 # Before the answer: so every telling steers the same Turn at the same place.
-                await _ignoring_late(turn.steer("steer", "mind the cache"))
+                await _ignoring_late(turn.steer("steer", STEER))
                 await _ignoring_late(turn.respond(f"answer-{waiting.id}", waiting.id, True))
             case WaitKind.TOOL_UNKNOWN:
                 await _ignoring_late(_reconcile(world, backend, turn, waiting.call_id or ""))
@@ -202,14 +209,19 @@ async def judge(world: World) -> list[str]:
         ]
         async with DurableRuntime(backend=backend) as runtime:
             session = runtime.get_session(KEY)
+            recorded = 0
             for name, turn_id in acknowledged.items():
                 turn = session.get_turn(turn_id)
                 view = await turn.status()
+                for run in await turn.list_runs():
+                    recorded += sum(len(call.requests) for call in await turn.list_model_calls(run.run_id))
                 expected = TurnStatus.CANCELLED if name == "submit-wait" else TurnStatus.COMPLETED
                 if view.status is not expected:
                     wrong.append(f"{name} is {view.status}, not {expected}: {view}")
                 elif name == "submit-investigate":
                     answer = str(await turn.result())
-                    if "mind the cache" not in answer:
+                    if STEER not in answer:
                         wrong.append(f"the steer is lost: {answer!r}")
+            if world.requests() > recorded:
+                wrong.append(f"P4: {world.requests()} requests reached the model and {recorded} are on record")
         return wrong

@@ -64,7 +64,9 @@ def public_event(session: SessionKey, sequence: int, at_ms: int, event: StoredEv
     fields = ("value",) if event.type.startswith("x.") else BODY_FIELDS.get(event.type, ())
     for name in fields:
         if name in data:
-            data[name] = data[name][0]  # a body in the record stands inline, as the first of its three parts
+            inline, digest, _ = data[name]
+            # A body that is stored elsewhere is not looked up: no decision reads one.
+            data[name] = inline if not digest else [] if name == "content" else digest
     return PublicEvent(
         type=event.type,
         session=session,

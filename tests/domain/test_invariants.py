@@ -56,7 +56,7 @@ from agentscope_durable.domain.rules import RULES
 from tests.domain.invariants import ASKS
 from tests.domain.stage import BINDING, FOR_GOOD, SESSION, TRY_AGAIN, Stage, external, gated, local, question, text
 
-HISTORIES = int(os.environ.get("HISTORIES", "150"))
+HISTORIES = int(os.environ.get("HISTORIES", "300"))
 LENGTH = 120
 ROUNDS_TO_THE_END = 40
 FIRST_SEED = int(os.environ.get("SEED", "0"))
@@ -768,7 +768,7 @@ class Helpers(Players):
             session=SESSION,
             thread_id=thread,
             owner="helper",
-            served=(BINDING.ready_class, NEXT.ready_class),
+            served=(BINDING.ready_class, NEXT.ready_class, OTHER.ready_class),
             dead=(*HOSTS, *HANDS),
         )
         claimed: c.Claimed = self._act(Do(claim, self._seed()))

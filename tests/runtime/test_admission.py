@@ -221,6 +221,18 @@ async def test_call_can_time_out_and_be_called_again(hosts: Hosts) -> None:
     assert len(await session.list_turns()) == 1
 
 
+async def test_a_wait_that_runs_out_says_what_the_turn_waits_for(hosts: Hosts) -> None:
+    runtime = await hosts.open(ScriptedHarness([approval("t"), final("ok")]))
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    view = await turn_is(turn, TurnStatus.WAITING)
+
+    error = await refused(turn.wait(0.01), WaitTimeout)
+
+    assert error.waits_for == f"approval {view.waiting_on[0].call_id!r}"
+    assert f"it waits for {error.waits_for}. The Turn goes on" in str(error)
+
+
 @pytest.mark.spec("RT-58")
 async def test_no_failure_looks_like_success_or_a_timeout(hosts: Hosts) -> None:
     harness = ScriptedHarness({"bad": [Fail(kind="ValueError", message="no luck")], "stop": [approval("t")]})

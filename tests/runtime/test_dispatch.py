@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from agentscope_durable.contracts.errors import Uncertain
 from agentscope_durable.contracts.status import ExecutionState, TurnStatus, WaitKind
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.dispatch import QUERY_WAIT_MAX_MS, _stored
@@ -251,3 +252,99 @@ def test_each_outcome_has_one_stored_form(outcome, may_query, expected) -> None:
     state, result, wait_ms = _stored(outcome, 2, may_query=may_query)
 
     assert (state, None if result is None else result.state, wait_ms) == expected
+
+
+class Loses:
+    """A backend that carries commands of one kind out and loses the first answers."""
+
+    def __init__(self, backend, kind: str, times: int = 1) -> None:
+        self._backend = backend
+        self._kind = kind
+        self._left = times
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    async def execute(self, command, **options):
+        receipt = await self._backend.execute(command, **options)
+        if type(command).__name__ == self._kind and self._left:
+            self._left -= 1
+            raise Uncertain(self._kind)
+        return receipt
+
+
+@pytest.mark.spec("BE-29")
+@pytest.mark.parametrize("kind", ["Claim", "ClaimExecution", "RecordOutcome", "CommitStep"])
+async def test_a_host_that_loses_an_answer_still_does_everything_once(hosts: Hosts, kind: str) -> None:
+    effects = []
+
+    async def work(n: int) -> str:
+        effects.append(n)
+        return "worked"
+
+    harness = ScriptedHarness([external("hands", "work", n=1), final("{results}")])
+    runtime = await hosts.open(
+        harness, executors={"hands": FunctionExecutor({"work": work})}, backend=Loses(hosts.backend, kind, times=2)
+    )
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+
+    assert str(await turn.wait(SECONDS)) == "worked"
+    assert effects == [1]
+    assert [run.number for run in await turn.list_runs()] == [1, 2]
+    assert len(harness.ledger.lines) == len(set(harness.ledger.lines))
+
+
+async def test_an_execution_cancelled_before_its_start_was_heard_of_never_starts(hosts: Hosts) -> None:
+    effects = []
+    turns = []
+
+    async def work(n: int) -> str:
+        effects.append(n)
+        return "worked"
+
+    class CancelsMeanwhile(Loses):
+        async def execute(self, command, **options):
+            try:
+                return await super().execute(command, **options)
+            except Uncertain:
+                await turns[0].cancel("c1")
+                raise
+
+    runtime = await hosts.open(
+        [external("hands", "work", n=1), final()],
+        executors={"hands": FunctionExecutor({"work": work})},
+        backend=CancelsMeanwhile(hosts.backend, "ClaimExecution"),
+    )
+    api = await hosts.open()
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    turns.append(api.get_session(KEY).get_turn(turn.turn_id))
+    await turn_is(turn, TurnStatus.CANCELLED)
+
+    assert effects == []
+    (tool,) = await turn.list_tools()
+    assert tool.state is ExecutionState.CANCELLED
+
+
+async def test_arguments_that_cannot_be_read_are_never_sent(hosts: Hosts) -> None:
+    from agentscope_durable.contracts.errors import CorruptRecord
+
+    class Damaged:
+        def __getattr__(self, name):
+            return getattr(hosts.backend, name)
+
+        async def open_body(self, session, body):
+            if b'"n' in bytes(body.inline) or b'\\"n' in bytes(body.inline):
+                raise CorruptRecord("body", "JSON", "damaged")
+            return await hosts.backend.open_body(session, body)
+
+    remote = Remote()
+    runtime = await hosts.open(
+        [external("hands", "work", n=1), final("{results}")], executors={"hands": remote}, backend=Damaged()
+    )
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    assert str(await turn.wait(SECONDS)) == "the call was not sent: CorruptRecord"
+    (tool,) = await turn.list_tools()
+
+    assert tool.state is ExecutionState.FAILED
+    assert remote.started == []

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from agentscope_durable.contracts.errors import HostClosed, UsedAfterFork
+from agentscope_durable.contracts.errors import HostClosed, Unavailable, UsedAfterFork
 from agentscope_durable.contracts.status import RunStatus, TurnStatus
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -290,3 +290,61 @@ async def test_one_line_for_each_claim_park_and_settlement_and_no_secret(
     ]
     assert "secret" not in caplog.text
     assert all("secret" not in str(vars(record)) for record in caplog.records)
+
+
+@pytest.mark.case("C18")
+async def test_a_thread_that_is_owned_and_not_in_hand_is_found_and_given_back(hosts: Hosts) -> None:
+    """Whatever made the host forget it: what the store says it owns is compared with what it does."""
+    from agentscope_durable.contracts.commands import Claim
+    from agentscope_durable.contracts.status import Audience
+
+    runtime = await hosts.open([final("ok")], poll_interval=60.0)
+    session = await runtime.create_session(KEY, "agent")
+    other = await hosts.open()
+    runtime._host.draining = True
+    turn = await other.get_session(KEY).submit("r1", "a")
+    # A claim of this host that nobody here knows about.
+    await hosts.backend.execute(
+        Claim(session=KEY, thread_id="main", owner=runtime.owner, served=runtime._runner.served),
+        audience=Audience.HOST,
+    )
+    assert (await turn.status()).lease.owner == runtime.owner
+
+    assert await runtime._scheduler.audit() is True
+    assert (await turn.status()).lease is None
+    assert await runtime._scheduler.audit() is True
+    await hosts.open([final("ok")])
+    assert str(await turn.wait(SECONDS)) == "ok"
+    assert session.key == KEY
+
+
+async def test_a_host_that_cannot_give_back_lets_its_lease_expire(hosts: Hosts, clock: ManualClock) -> None:
+    """Released, its lease would be gone, and nobody would look for what it still owns."""
+    gates = Gates()
+    script = [Stall(gate="g", obedient=False), final("ok")]
+    backend = hosts.backend
+
+    class Away:
+        away = False
+
+        def __getattr__(self, name):
+            return getattr(backend, name)
+
+        async def execute(self, command, **options):
+            if self.away:
+                raise Unavailable("away")
+            return await backend.execute(command, **options)
+
+    store = Away()
+    first = await hosts.open(ScriptedHarness(script, gates=gates), backend=store, close_timeout=0.05)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await gates.reached("g")
+    store.away = True
+    await first.close()
+    gates.open("g")
+    clock.advance(LEASE_MS + 1)
+    second = await hosts.open(ScriptedHarness(script, gates=gates))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+
+    assert str(await again.wait(SECONDS)) == "ok"
+    assert [run.status for run in await again.list_runs()] == [RunStatus.LOST, RunStatus.COMPLETED]

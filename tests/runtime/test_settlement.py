@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.status import ExecutionState, RunStatus, TurnStatus, WaitKind
 from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import ExecutorCapabilities, Running, Succeeded, Unknown
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.manual_clock import ManualClock
@@ -22,7 +24,7 @@ from agentscope_durable.testing.scripted_harness import (
     say,
     together,
 )
-from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, turn_is, until
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
 from tests.runtime.test_recovery import LEASE_MS, reconcile
 
 
@@ -106,6 +108,17 @@ async def test_unknown_holds_the_end_until_it_is_reconciled(hosts: Hosts) -> Non
     await turn_is(turn, TurnStatus.CANCELLED)
 
     assert len(remote.started) == 1
+
+
+async def test_a_reconciliation_takes_an_outcome_and_says_which(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()])
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+
+    operations = HostOperations(hosts.backend)
+    for given in ("done", None, True):
+        wrong = operations.reconcile_tool(turn, "c1", request_id="r2", result=given, evidence_ref="log")  # type: ignore[arg-type]
+        error = await refused(wrong, InvalidRequest)
+        assert "Succeeded(value)" in str(error)
 
 
 @pytest.mark.spec("SE-03", "SE-05", "SE-04")

@@ -74,9 +74,10 @@ class LeaseHeartbeat:
             self._failure = None
             self._last_renewal = self._environment.monotonic()
 
-    async def stop(self) -> None:
+    async def stop(self, *, release: bool = True) -> None:
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             await self._environment.call_in_thread(lambda: thread.join(5.0))
-            await self._records.release(self._owner)
+            if release:
+                await self._records.release(self._owner)

@@ -26,6 +26,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.errors import (
     CorruptRecord,
     CursorExpired,
+    DigestMismatch,
     InvalidCursor,
     InvalidRequest,
     LimitExceeded,
@@ -88,6 +89,7 @@ from agentscope_durable.contracts.views import (
     TurnView,
     Waiting,
 )
+from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.projection import EventProjection, concerns, message_of
 from agentscope_durable.domain.run_view import (
     Facts,
@@ -718,10 +720,19 @@ class Queries:
             # Nothing native has been stored yet.
             return []
         rows: list[JournalRow] = []
+        digest = ""
         async for row in self._stream(question.session, question.thread_id, question.first, question.last):
             if row.journal:
+                digest = chained(digest, row.journal)
                 journal = await self._bodies.open_column(question.session, row.journal)
                 rows.append(JournalRow(at=row.at, journal=journal))
+        if question.digest and digest != question.digest:
+            raise DigestMismatch(
+                f"native state of thread {question.thread_id!r}, positions {question.first} to {question.last}",
+                "JournalBatch",
+                expected=question.digest,
+                actual=digest,
+            )
         return rows
 
     async def _open_work(self, question: q.OpenWork) -> OpenWorkView:

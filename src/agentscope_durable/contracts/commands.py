@@ -141,6 +141,8 @@ class Claim(Command, frozen=True, tag="claim"):
         served: ready classes this host can run.
         dead: owners this host knows to be gone (D14).
         takeovers_max: takeovers without a new checkpoint after which a person must look (D13).
+        again: the answer of this host's last claim of the Thread was lost, and nothing was done since: if the Thread
+            is its own already, it is by that claim, whose receipt is given again.
     """
 
     thread_id: str
@@ -148,6 +150,7 @@ class Claim(Command, frozen=True, tag="claim"):
     served: tuple[str, ...]
     dead: tuple[str, ...] = ()
     takeovers_max: int = 5
+    again: bool = False
 
 
 class OwnerCommand(Command, frozen=True):
@@ -246,7 +249,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     Attributes:
         message_id: for COMPLETED: the final message, committed here or before.
         failure, policy: for FAILED.
-        settled: for COMPLETED: this commit's checkpoint is a settled baseline.
+        operator: for SUSPENDED: why a person must look before the Turn runs again (D13, C61).
     """
 
     kind: RunEndKind
@@ -254,6 +257,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     finish_reason: str = "completed"
     failure: Failure | None = None
     policy: RecoveryPolicy = RecoveryPolicy()
+    operator: str = ""
 
 
 class CommitStep(OwnerCommand, frozen=True, tag="commit_step"):
@@ -346,10 +350,14 @@ class ClaimExecution(ExecutionCommand, frozen=True, tag="claim_execution"):
     """Start an external execution, once: granted to one host under a fence of its own.
 
     The receipt says what to do: start, query, cancel, or nothing.
+
+    Attributes:
+        again: as in `Claim`: a start granted to this host whose answer was lost is still the one start.
     """
 
     owner: str
     dead: tuple[str, ...] = ()
+    again: bool = False
 
 
 class RecordOutcome(ExecutionCommand, frozen=True, tag="record_outcome"):
@@ -447,6 +455,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
         position, base_at, checkpoint_at: where the native state stands (ThreadHead).
         expected: number of the new Run, its id, and the Step it resumes from.
         lost_run: id of the Run of the former owner, "" if this is no takeover.
+        digest: of the native blocks from `base_at` to `checkpoint_at`.
         writer: version of the library that wrote the native state, "" before the first checkpoint.
     """
 
@@ -466,6 +475,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
     pause: bool = False
     failure: Failure | None = None
     now_ms: int = 0
+    digest: str = ""
     writer: str = ""
 
 
@@ -478,6 +488,7 @@ class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):
         cancel, pause: a control waits for the next boundary.
         inputs: accepted inputs that are not applied yet.
         ready: conditions whose answer or outcome can be applied.
+        digest: of the native blocks up to the last checkpoint.
     """
 
     position: int
@@ -487,6 +498,7 @@ class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):
     ready: int
     now_ms: int
     ended: bool = False
+    digest: str = ""
 
 
 class ExecutionAction(StrEnum):

@@ -633,14 +633,19 @@ class WaitTimeout(Retry, TimeoutError):
     exit_code = 124
     advice = "The Turn goes on: wait again, or repeat the call with the same request id"
 
-    def __init__(self, thread_key: ThreadKey, turn_id: str, *, timeout_ms: int | None = None) -> None:
+    def __init__(
+        self, thread_key: ThreadKey, turn_id: str, *, timeout_ms: int | None = None, waits_for: str | None = None
+    ) -> None:
         self.thread_key: ThreadKey = thread_key
         self.turn_id: str = turn_id
         # None: the deadline was the caller's own.
         self.timeout_ms: int | None = timeout_ms
+        # Kinds and ids of what holds it, as `waiting_on` has them; None: nothing does, or it is not known.
+        self.waits_for: str | None = waits_for
         super().__init__(
             f"turn {turn_id!r} of thread {thread_key.thread_id!r} did not end"
             + (" in time" if timeout_ms is None else f" within {timeout_ms} ms")
+            + ("" if waits_for is None else f": it waits for {waits_for}")
         )
 
 

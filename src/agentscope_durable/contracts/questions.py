@@ -119,11 +119,16 @@ class ListTools(Question, frozen=True, tag="list_tools"):
 
 
 class LoadThread(Question, frozen=True, tag="load_thread"):
-    """The native state of a Thread: log rows from `base_at` to `position`."""
+    """The native state of a Thread: log rows from its base to its checkpoint.
+
+    Attributes:
+        digest: what the blocks must add up to; "" for no check.
+    """
 
     thread_id: str
     first: int
     last: int
+    digest: str = ""
 
 
 class OpenWork(Question, frozen=True, tag="open_work"):

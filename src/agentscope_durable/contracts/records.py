@@ -219,6 +219,8 @@ class ThreadHead(_Record, frozen=True):
         base_at: position from which the native checkpoint can be rebuilt.
         checkpoint_at: position of the last commit that carried native state.
         writer: version of the library that wrote native state under this fence.
+        chain: digest over the native blocks from `base_at` to now.
+        digest: the same as it was at `checkpoint_at` (BE-20).
     """
 
     fence: int
@@ -230,6 +232,8 @@ class ThreadHead(_Record, frozen=True):
     turn: TurnState
     run: RunState
     writer: str = ""
+    chain: str = ""
+    digest: str = ""
 
 
 class SessionHead(_Record, frozen=True):
@@ -270,6 +274,8 @@ class ThreadRecord(_Record, frozen=True):
     checkpoint_at: int = 0
     writer: str = ""
     settled_at: int = 0
+    chain: str = ""
+    digest: str = ""
 
 
 class TurnRecord(_Record, frozen=True):

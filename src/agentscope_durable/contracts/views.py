@@ -277,8 +277,9 @@ class ToolView(View, frozen=True):
     """A tool call, local or external, as one entry (PR-05, PR-07, PR-08).
 
     Attributes:
+        arguments: the exact text the model gave; usually a JSON object.
         execution_id: only for an external execution.
-        completed: the execution's own end is known.
+        result: what the agent sees: `state`, and `value` or `content`; None before there is one.
         received_at_ms: when the result was stored; None before.
         applied_at: the Run and Step whose checkpoint took the result in.
         applied_at_ms: when; set with `applied_at` None when settlement applied it (SE-10).

@@ -301,11 +301,15 @@ def claim_execution(c: ClaimExecution, seed: bytes, view: View, now_ms: int) -> 
     item = item_of(c.turn_id, c.call_id)
     if execution.kind is not ExecutionKind.EXTERNAL or execution.state not in UNDER_WAY:
         return Unchanged(ExecutionGrant(ExecutionAction.NOTHING))
-    if execution.state is ExecutionState.INTENT:
+    # A start that was granted to this host and never heard of is still the one start.
+    unheard = c.again and execution.owner == c.owner and execution.tries == 0
+    if execution.state is ExecutionState.INTENT or unheard:
         if is_settling(record.state) or execution.cancel_requested:
             state = settle_execution(draft, record, record.state, execution, ExecutionState.CANCELLED, None)
             draft.store_turn(record, state)
             return draft.change(ExecutionGrant(ExecutionAction.NOTHING))
+        if unheard:
+            return Unchanged(_grant(ExecutionAction.START, execution))
         started = replace(
             execution,
             state=ExecutionState.RUNNING,
@@ -330,16 +334,18 @@ def claim_execution(c: ClaimExecution, seed: bytes, view: View, now_ms: int) -> 
     draft.put(keys.execution(c.turn_id, c.call_id), started)
     draft.unready(keys.READY_DISPATCH, item)
     draft.ready(keys.READY_RUNNING, c.owner, item, due_ms=0, value=keys.dispatch_value(execution.route, c.thread_id))
-    return draft.change(
-        ExecutionGrant(
-            action=action,
-            execution_id=execution.execution_id,
-            name=execution.name,
-            route=execution.route,
-            arguments=execution.arguments,
-            origin=execution.origin,
-            tries=started.tries,
-        )
+    return draft.change(_grant(action, started))
+
+
+def _grant(action: ExecutionAction, execution: ExecutionRecord) -> ExecutionGrant:
+    return ExecutionGrant(
+        action=action,
+        execution_id=execution.execution_id,
+        name=execution.name,
+        route=execution.route,
+        arguments=execution.arguments,
+        origin=execution.origin,
+        tries=execution.tries,
     )
 
 

@@ -61,7 +61,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     active = draft.head.threads.get(c.thread_id)
     if active is not None:
         if active.owner == c.owner:
-            return Unchanged(NOTHING)
+            return Unchanged(_claimed_again(active, thread, now_ms) if c.again else NOTHING)
         if active.owner not in c.dead and view.owner(active.owner).alive:
             return Unchanged(NOTHING)
     elif len(draft.head.threads) >= ACTIVE_THREADS_MAX:
@@ -81,6 +81,8 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             base_at=active.base_at,
             checkpoint_at=active.checkpoint_at,
             writer=active.writer or thread.writer,
+            chain=active.chain,
+            digest=active.digest,
         )
         draft.set_active(c.thread_id, None)
     if state.pause and state.status is not TurnStatus.PAUSED and not settling(state):
@@ -116,6 +118,8 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             turn_id=record.turn_id,
             turn=after,
             run=run,
+            chain=thread.chain,
+            digest=thread.digest,
         ),
     )
     draft.put(keys.thread(c.thread_id), replace(thread, fence=fence))
@@ -140,7 +144,32 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             failure=after.failure,
             now_ms=now_ms,
             writer=thread.writer,
+            digest=thread.digest,
         )
+    )
+
+
+def _claimed_again(active: ThreadHead, thread: ThreadRecord, now_ms: int) -> Claimed:
+    """What the owner's claim had answered, which it never heard."""
+    run, turn = active.run, active.turn
+    return Claimed(
+        purpose=ClaimPurpose.RUN if run.run_id else ClaimPurpose.SETTLE,
+        turn_id=active.turn_id,
+        fence=active.fence,
+        run_id=run.run_id,
+        run_number=run.number,
+        position=active.position,
+        base_at=active.base_at,
+        checkpoint_at=active.checkpoint_at,
+        reasoning=turn.reasoning,
+        attempt=turn.attempt,
+        resumed_from=run.resumed_from,
+        cancel=turn.cancel != "",
+        pause=turn.pause != "",
+        failure=turn.failure,
+        now_ms=now_ms,
+        writer=active.writer or thread.writer,
+        digest=active.digest,
     )
 
 
@@ -321,6 +350,8 @@ def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: bool =
         base_at=active.base_at,
         checkpoint_at=active.checkpoint_at,
         writer=active.writer or thread.writer,
+        chain=active.chain,
+        digest=active.digest,
         settled_at=active.checkpoint_at if settled else thread.settled_at,
     )
     draft.set_active(thread_id, None)

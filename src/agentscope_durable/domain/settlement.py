@@ -17,6 +17,7 @@ from agentscope_durable.contracts.records import ExecutionRecord
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.finish import end_turn, reads_finish
+from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.lease import owned, release
 from agentscope_durable.domain.retry import SETTLE_BACKOFF_MAX_MS, SETTLE_BACKOFF_MS, backoff_ms
 from agentscope_durable.domain.turn import settling, unsettled
@@ -45,9 +46,12 @@ def settle_turn(c: SettleTurn, seed: bytes, view: View, now_ms: int) -> Change |
     draft.native(c.thread_id, position, c.journal)
     for call_id in c.applied:
         _apply(draft, c, call_id)
+    chain = chained("" if c.base else active.chain, c.journal) if c.journal else active.chain
     active = replace(
         active,
         position=position,
+        chain=chain,
+        digest=chain if c.checkpoint else active.digest,
         checkpoint_at=position if c.checkpoint else active.checkpoint_at,
         base_at=position if c.checkpoint and c.base else active.base_at,
         writer=c.writer if c.checkpoint else active.writer,

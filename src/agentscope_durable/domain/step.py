@@ -83,6 +83,7 @@ from agentscope_durable.domain.execution import (
     with_condition,
 )
 from agentscope_durable.domain.finish import end_turn, next_in_queue
+from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.lease import end_run, owned, release
 from agentscope_durable.domain.retry import retry_at_ms
 from agentscope_durable.domain.turn import move, settling, unsettled
@@ -168,7 +169,11 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     if ended:
         run = step.steps(run, ended)
     checkpoint_at, base_at, writer = active.checkpoint_at, active.base_at, active.writer
+    chain, digest = active.chain, active.digest
+    if c.journal:
+        chain = chained("" if c.base else chain, c.journal)
     if c.checkpoint:
+        digest = chain
         checkpoint_at = position
         writer = c.writer
         if c.base:
@@ -185,13 +190,15 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         turn=active.turn,
         run=run,
         writer=writer,
+        chain=chain,
+        digest=digest,
     )
     if c.end is not None:
         return _end(draft, c, c.end, active, state)
     if state.status is not active.turn.status or _shown(active.turn, state):
         state = draft.show(draft.turn(c.thread_id, c.turn_id), active.turn, state)
     draft.set_active(c.thread_id, replace(active, turn=state))
-    return draft.change(_receipt(position, state, now_ms))
+    return draft.change(_receipt(active, state, now_ms))
 
 
 def _require_calls(draft: Draft, c: CommitStep, state: TurnState) -> None:
@@ -213,15 +220,16 @@ def _shown(before: TurnState, after: TurnState) -> bool:
     return before.inputs != after.inputs
 
 
-def _receipt(position: int, state: TurnState, now_ms: int, *, ended: bool = False) -> StepReceipt:
+def _receipt(active: ThreadHead, state: TurnState, now_ms: int, *, ended: bool = False) -> StepReceipt:
     return StepReceipt(
-        position=position,
+        position=active.position,
         cancel=state.cancel != "",
         pause=state.pause != "",
         inputs=state.inputs,
         ready=sum(1 for condition in state.conditions if condition.ready),
         now_ms=now_ms,
         ended=ended,
+        digest=active.digest,
     )
 
 
@@ -682,7 +690,7 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
             # Input that redirects the agent was accepted before the answer became final: one more round (D20).
             after = draft.show(draft.turn(c.thread_id, c.turn_id), active.turn, state)
             draft.set_active(c.thread_id, replace(active, turn=after))
-            return draft.change(_receipt(active.position, after, draft.now_ms))
+            return draft.change(_receipt(active, after, draft.now_ms))
         if state.pause and not state.cancel:
             # The pause was accepted first: the answer is stored, the Turn stops before its end (TF-03).
             kind = RunEndKind.PAUSED
@@ -711,12 +719,14 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
             ),
         )
         end_turn(draft, thread, record, state, TurnStatus.COMPLETED)
-        return draft.change(_receipt(active.position, replace(state, inputs=0), draft.now_ms, ended=True))
+        return draft.change(_receipt(active, replace(state, inputs=0), draft.now_ms, ended=True))
     if end.failure is not None:
         state = _failed(draft, end.failure, end.policy, record, state)
     state = lose_local_tools(draft, record, state, settling=settling(state))
+    if end.operator:
+        state = replace(state, operator=end.operator)
     state = draft.store_turn(record, _after_run(draft, kind, record, state))
-    return draft.change(_receipt(active.position, state, draft.now_ms, ended=True))
+    return draft.change(_receipt(active, state, draft.now_ms, ended=True))
 
 
 _STARTS = {
@@ -744,7 +754,7 @@ def _keep_for_settlement(
     state = draft.show(record, record.state, state)
     draft.put(keys.turn(c.turn_id), replace(record, state=state))
     draft.set_active(c.thread_id, replace(active, turn=state, run=RunState()))
-    return draft.change(_receipt(active.position, state, draft.now_ms, ended=True))
+    return draft.change(_receipt(active, state, draft.now_ms, ended=True))
 
 
 def _after_run(draft: Draft, kind: RunEndKind, record: TurnRecord, state: TurnState) -> TurnState:

@@ -17,7 +17,14 @@ import msgspec
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import CheckpointRow, Drop, Field
 
-__all__ = ["POSITION_FIELD", "AgentExecutionPosition", "ExecutionPhase", "FinalAnswer", "PositionWriter", "read_position"]
+__all__ = [
+    "POSITION_FIELD",
+    "AgentExecutionPosition",
+    "ExecutionPhase",
+    "FinalAnswer",
+    "PositionWriter",
+    "read_position",
+]
 
 POSITION_FIELD: Final = "execution_position"
 """The checkpoint field that holds the position. It is no field of the native state."""

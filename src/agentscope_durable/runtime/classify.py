@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentscope_durable.contracts.errors import Conflict, DurableError, Incompatible, Retry, Unconfirmed
+from agentscope_durable.contracts.errors import Conflict, CorruptRecord, DurableError, Incompatible, Retry, Unconfirmed
 from agentscope_durable.contracts.records import Failure
 
 FAILURE_CHARS_MAX = 2048
@@ -35,6 +35,11 @@ def retryable(error: BaseException) -> bool:
 def incompatible(error: BaseException) -> bool:
     """This host cannot serve the Turn and another one may: no failure of the Turn (RC-18)."""
     return any(isinstance(leaf, Incompatible) for leaf in leaves(error))
+
+
+def corrupt(error: BaseException) -> bool:
+    """What is stored cannot be read: a person must look, and nothing is changed until then (C61)."""
+    return any(isinstance(leaf, CorruptRecord) for leaf in leaves(error))
 
 
 def failure_of(error: BaseException, *, retry: bool) -> Failure:

@@ -22,6 +22,7 @@ from agentscope_durable.contracts.commands import (
     ExecutionGrant,
     RecordOutcome,
 )
+from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.records import RunStepRef
 from agentscope_durable.contracts.results import ToolResult
@@ -31,7 +32,7 @@ from agentscope_durable.runtime.backoff import Backoff
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.run import load_body
-from agentscope_durable.runtime.scheduler import BATCH, EMPTY_OWNER_SECONDS, PAGES_MAX, dead_owners
+from agentscope_durable.runtime.scheduler import AUDIT_SECONDS, BATCH, EMPTY_OWNER_SECONDS, PAGES_MAX, dead_owners
 from agentscope_durable.runtime.tasks import Bell, Tasks
 from agentscope_durable.spi.executor import (
     Cancelled,
@@ -71,6 +72,7 @@ class Dispatcher:
         self._claiming: set[tuple[str, str]] = set()
         self._starting: set[tuple[str, str]] = set()
         self._backoff = Backoff(host.environment, host.poll_interval)
+        self._audited_at = host.environment.monotonic()
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
 
     @property
@@ -93,8 +95,45 @@ class Dispatcher:
                     host.report(error, "looking for tool calls failed")
                 await self._bell.wait(host.environment, wait)
 
+    async def audit(self, *, ending: bool = False) -> bool:
+        """Look after executions that this host answers for and does not have in hand; False if some may be left.
+
+        Their outcome could not be stored, or the answer of their grant was lost for good. In a host that goes on the
+        executor is asked again; one that ends leaves them to whoever serves the route next.
+        """
+        clean = True
+        async for item in self._rows(keys.READY_RUNNING, self._host.owner, []):
+            place = (item.partition, item.item)
+            if place in self._claiming or place in self._starting:
+                clean = False
+            elif ending:
+                clean = await self._leave(item) and clean
+            else:
+                self._start(item, ())
+        return clean
+
+    async def _leave(self, item: ReadyItem) -> bool:
+        route, thread_id = keys.dispatch_target(item.value)
+        turn_id, _, call_id = item.item.partition("/")
+        place = (item.partition, item.item)
+        call = _Call(ThreadKey(keys.session_of(item.partition), thread_id), turn_id, call_id, place)
+        try:
+            grant = await self._claim(call, ())
+            if grant.action is not ExecutionAction.NOTHING:
+                may_query = self._executors[route].capabilities.query
+                left: Outcome = Running(0.001) if may_query else Unknown("the host ended")
+                await self._record(call, grant, left, may_query=may_query)
+        except Exception as error:  # noqa: BLE001 - then the lease is not released, and its end tells others
+            self._host.report(error, f"tool call {call_id!r} cannot be left to others", **call.ids)
+            return False
+        return True
+
     async def _scan(self) -> float:
         due = [self._host.poll_interval]
+        now = self._host.environment.monotonic()
+        if now - self._audited_at > AUDIT_SECONDS:
+            self._audited_at = now
+            await self.audit()
         async for item, dead in self._lost():
             self._start(item, dead)
         self._routes.append(self._routes.pop(0))
@@ -159,9 +198,8 @@ class Dispatcher:
                 self._backoff.missed(place)
             self._bell.ring()
 
-    async def _perform(self, call: _Call, dead: tuple[str, ...]) -> bool:
-        """Do what the store grants; False when it grants nothing."""
-        grant: ExecutionGrant = await self._host.execute(
+    async def _claim(self, call: _Call, dead: tuple[str, ...]) -> ExecutionGrant:
+        return await Delivery(self._host).send(
             ClaimExecution(
                 session=call.thread.session,
                 thread_id=call.thread.thread_id,
@@ -169,40 +207,55 @@ class Dispatcher:
                 call_id=call.call_id,
                 owner=self._host.owner,
                 dead=dead,
-            )
+            ),
+            **call.ids,
         )
+
+    async def _perform(self, call: _Call, dead: tuple[str, ...]) -> bool:
+        """Do what the store grants; False when it grants nothing."""
+        grant = await self._claim(call, dead)
         if grant.action is ExecutionAction.NOTHING:
             return False
         executor = self._executors[grant.route]
         may_query = executor.capabilities.query
-        request = await self._request(call, grant)
+        starts = grant.action is ExecutionAction.START
+        if starts:
+            self._starting.add(call.place)
+            self._claiming.discard(call.place)
         try:
-            outcome = await self._carry_out(call, grant, executor, request)
-        except asyncio.CancelledError:
-            # This host ends. Whoever serves the route next asks, or nobody can tell.
-            lost = grant.action is ExecutionAction.START and not may_query
-            left: Outcome = Unknown("the host ended") if lost else Running(0.001)
-            self._host.tasks.start(self._record(call, grant, left, may_query=may_query), name="give back a tool call")
-            raise
-        if outcome is not None:
-            await self._record(call, grant, outcome, may_query=may_query)
+            outcome = await self._carry_out(call, grant, executor)
+            if outcome is not None:
+                # Known now: it is stored even if this host is told to end meanwhile.
+                recording = self._record(call, grant, outcome, may_query=may_query)
+                await asyncio.shield(self._host.tasks.start(recording, name="store an outcome"))
+        finally:
+            if starts:
+                self._starting.discard(call.place)
         return True
 
-    async def _carry_out(
-        self, call: _Call, grant: ExecutionGrant, executor: Executor, request: ExecutionRequest
-    ) -> Outcome | None:
+    async def _carry_out(self, call: _Call, grant: ExecutionGrant, executor: Executor) -> Outcome | None:
         """What the executor answers; None when the start in hand here will say more."""
-        if grant.action is ExecutionAction.QUERY:
-            return await self._ask("executor.query", executor.query(request))
-        if grant.action is ExecutionAction.CANCEL:
+        starts = grant.action is ExecutionAction.START
+        try:
+            request = await self._request(call, grant)
+        except DurableError as error:
+            if not starts:
+                raise
+            self._host.report(error, f"tool call {call.call_id!r} cannot be sent", **call.ids)
+            return Failed(f"the call was not sent: {type(error).__name__}")
+        try:
+            if starts:
+                return await self._ask("executor.start", executor.execute(request))
+            if grant.action is ExecutionAction.QUERY:
+                return await self._ask("executor.query", executor.query(request))
             outcome = await self._ask("executor.cancel", executor.cancel(request))
             return None if isinstance(outcome, Running) and call.place in self._starting else outcome
-        self._starting.add(call.place)
-        self._claiming.discard(call.place)
-        try:
-            return await self._ask("executor.start", executor.execute(request))
-        finally:
-            self._starting.discard(call.place)
+        except asyncio.CancelledError:
+            # This host ends. Whoever serves the route next asks, or nobody can tell.
+            may_query = executor.capabilities.query
+            left: Outcome = Unknown("the host ended") if starts and not may_query else Running(0.001)
+            self._host.tasks.start(self._record(call, grant, left, may_query=may_query), name="leave a tool call")
+            raise
 
     async def _request(self, call: _Call, grant: ExecutionGrant) -> ExecutionRequest:
         arguments: Any = ""

@@ -206,7 +206,7 @@ class DurableTurn(_Timeline):
         """Wait for the end and return what `result` does.
 
         Raises:
-            WaitTimeout: it did not end in time; it goes on (AD-19).
+            WaitTimeout: it did not end in time and goes on; says what it waits for (AD-19).
             TurnFailed, TurnCancelled: as `result`.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -224,7 +224,7 @@ class DurableTurn(_Timeline):
                     rest = min(rest, deadline - environment.monotonic())
                     if rest <= 0:
                         timeout_ms = None if seconds is None else int(seconds * 1000)
-                        raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms)
+                        raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
                 await bell.wait(environment, rest)
 
     async def _look(self) -> TurnView | None:
@@ -619,6 +619,13 @@ def _content(document: JsonValue) -> JsonValue:
     """The list of content blocks of an input in its wire form."""
     assert isinstance(document, dict)
     return document["content"]
+
+
+def _reasons(view: TurnView | None) -> str | None:
+    """What holds the Turn, for an error: kinds and ids, never a body."""
+    if view is None or not view.waiting_on:
+        return None
+    return ", ".join(f"{reason.kind} {(reason.call_id or reason.id)!r}" for reason in view.waiting_on)
 
 
 def _spoken(value: JsonValue) -> str:

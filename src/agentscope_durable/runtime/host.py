@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from agentscope_durable.contracts.commands import AnyCommand
+from msgspec.structs import replace
+
+from agentscope_durable.contracts.commands import AnyCommand, Claim, ClaimExecution
 from agentscope_durable.contracts.errors import DurableError, HostClosed, LimitExceeded, Retry, Unconfirmed
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.runtime.tasks import Tasks
@@ -116,5 +118,7 @@ class Delivery:
                 if isinstance(error, LASTING) or self._host.ended or environment.monotonic() > deadline:
                     raise
                 log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)
+            if self.unsure and isinstance(command, Claim | ClaimExecution):
+                command = replace(command, again=True)
             await environment.sleep(wait)
             wait = min(2 * wait, RETRY_WAIT_MAX)

@@ -13,6 +13,7 @@ import msgspec
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, ReconcileTool, ReleaseTurn
+from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.results import ToolResult
@@ -117,3 +118,8 @@ def _outcome(result: Succeeded | Failed | Cancelled) -> tuple[ExecutionState, To
             return ExecutionState.FAILED, ToolResult(state="error", reason=reason)
         case Cancelled(reason=reason):
             return ExecutionState.CANCELLED, ToolResult(state="interrupted", reason=reason or "cancelled")
+        case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without a type checker
+            raise InvalidRequest(
+                f"a result is Succeeded(value), Failed(reason) or Cancelled(reason), not {type(result).__name__}",
+                path="result",
+            )

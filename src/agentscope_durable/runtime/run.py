@@ -53,6 +53,7 @@ class LiveRun:
         self._position = claimed.position
         self.base_at = claimed.base_at
         self.checkpoint_at = claimed.checkpoint_at
+        self.digest = claimed.digest
         self._pause = claimed.pause
         self._inputs = 0
         self._ready = 0
@@ -144,7 +145,7 @@ class LiveRun:
     # ---- what it may read ----
 
     async def journal(self) -> list[JournalRow]:
-        return await load_journal(self._host, self.thread, self.base_at, self.checkpoint_at)
+        return await load_journal(self._host, self.thread, self.base_at, self.checkpoint_at, self.digest)
 
     async def open_work(self) -> OpenWorkView:
         return await load_open_work(self._host, self.thread, self._claimed.turn_id)
@@ -230,6 +231,7 @@ class LiveRun:
         self._position = receipt.position
         if step.checkpoint:
             self.checkpoint_at = receipt.position
+            self.digest = receipt.digest
             if step.base:
                 self.base_at = receipt.position
         self._cancel = self._cancel or receipt.cancel
@@ -304,12 +306,14 @@ class LiveRun:
 # ---- what a Run and a settlement read alike ----
 
 
-async def load_journal(host: Host, thread: ThreadKey, base_at: int, checkpoint_at: int) -> list[JournalRow]:
-    """The rows that rebuild a Thread's native state; [] when it has none."""
+async def load_journal(
+    host: Host, thread: ThreadKey, base_at: int, checkpoint_at: int, digest: str
+) -> list[JournalRow]:
+    """The rows that rebuild a Thread's native state, checked against its digest; [] when it has none."""
     if not base_at:
         return []
     return await host.query(
-        LoadThread(session=thread.session, thread_id=thread.thread_id, first=base_at, last=checkpoint_at)
+        LoadThread(session=thread.session, thread_id=thread.thread_id, first=base_at, last=checkpoint_at, digest=digest)
     )
 
 

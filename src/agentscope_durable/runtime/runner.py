@@ -45,7 +45,7 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, R
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import session_hint
-from agentscope_durable.runtime.classify import failure_of, incompatible, retryable
+from agentscope_durable.runtime.classify import corrupt, failure_of, incompatible, retryable
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
@@ -116,7 +116,7 @@ class Runner:
         Raises:
             DurableError: the claim failed; nothing is owned.
         """
-        claimed: Claimed = await self._host.execute(
+        claimed: Claimed = await Delivery(self._host).send(
             Claim(
                 session=session,
                 thread_id=thread_id,
@@ -138,6 +138,31 @@ class Runner:
         if claimed.purpose is ClaimPurpose.SETTLE:
             return await self._settle(thread, claimed)
         return await self._run(thread, claimed)
+
+    async def disown(self, session: SessionKey, thread_id: str, turn_id: str) -> bool:
+        """Give back a Thread that the store says is this host's and that it does not have in hand.
+
+        False when it is still owned: the store could not be asked, or refused. Nothing needs this in good weather.
+        """
+        thread = ThreadKey(session, thread_id)
+        view = await self._turn(thread, turn_id)
+        if view.lease is None or view.lease.owner != self._host.owner:
+            return True
+        claimed = Claimed(
+            purpose=ClaimPurpose.RUN,
+            turn_id=turn_id,
+            fence=view.lease.fence,
+            run_id=ids.run_id(turn_id, view.runs),
+            run_number=view.runs,
+        )
+        log.warning("turn %s is given back: it was owned and not in hand", turn_id, extra=_ids(thread, claimed))
+        run = LiveRun(self._host, self._states, thread, claimed)
+        try:
+            await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
+        except Abandoned:
+            # It may be owned for its settlement only.
+            await self._postpone(thread, replace(claimed, run_id=""), None)
+        return True
 
     # ---- run ----
 
@@ -163,7 +188,12 @@ class Runner:
         log.info("turn %s: run %d %s", claimed.turn_id, claimed.run_number, run.ended, extra=run.ids)
         if run.ended is RunEndKind.CANCELLED:
             after = replace(
-                claimed, position=run.position, base_at=run.base_at, checkpoint_at=run.checkpoint_at, run_id=""
+                claimed,
+                position=run.position,
+                base_at=run.base_at,
+                checkpoint_at=run.checkpoint_at,
+                run_id="",
+                digest=run.digest,
             )
             return await self._settle(thread, after)
         # A Run that parks without having done anything must not be repeated at full speed.
@@ -249,6 +279,12 @@ class Runner:
             await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
             return False
         failure = failure_of(error, retry=self._may_retry(adapter, error))
+        if corrupt(error):
+            # Stored bytes that do not decode are nobody's failure to retry and nothing to throw away (C61).
+            log.error("turn %s waits for an operator: %s", run.ids["turn_id"], failure.message, extra=run.ids)
+            operator = f"{failure.kind}: {failure.message}"
+            await self._end(run, RunEnd(kind=RunEndKind.SUSPENDED, operator=operator))
+            return True
         log.warning("turn %s: %s", run.ids["turn_id"], failure.kind, extra=run.ids)
         await self._end(run, RunEnd(kind=RunEndKind.FAILED, failure=failure, policy=self._policy))
         return True
@@ -361,7 +397,7 @@ class Runner:
                 input_message_id=message_id,
             )
             self._states.drop(thread)
-            settlement = await adapter.settle(_Settling(self._host, thread, start))
+            settlement = await adapter.settle(_Settling(self._host, thread, start, claimed.digest))
             command = SettleTurn(
                 session=thread.session,
                 thread_id=thread.thread_id,
@@ -451,13 +487,14 @@ def _ids(thread: ThreadKey, claimed: Claimed) -> dict[str, str]:
 class _Settling:
     """`SettleContext`."""
 
-    def __init__(self, host: Host, thread: ThreadKey, start: SettleStart) -> None:
+    def __init__(self, host: Host, thread: ThreadKey, start: SettleStart, digest: str) -> None:
+        self._digest = digest
         self._host = host
         self._thread = thread
         self.start = start
 
     async def journal(self) -> list[JournalRow]:
-        return await load_journal(self._host, self._thread, self.start.base_at, self.start.checkpoint_at)
+        return await load_journal(self._host, self._thread, self.start.base_at, self.start.checkpoint_at, self._digest)
 
     async def open_body(self, body: Body) -> Any:
         return await load_body(self._host, self._thread, body)

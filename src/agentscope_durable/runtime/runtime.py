@@ -291,17 +291,29 @@ class DurableRuntime:
     async def _close(self) -> None:
         try:
             await self._stop()
-            self._host.ended = True
             for group in (self._host.tasks, self._loops):
                 group.cancel()
                 await group.wait(CANCEL_TIMEOUT)
+            clean = await self._nothing_owned()
+            self._host.ended = True
             if self._heartbeat is not None:
-                await self._heartbeat.stop()
+                await self._heartbeat.stop(release=clean)
         except Exception as error:  # noqa: BLE001 - what could not be released expires by itself
             self._host.report(error, "closing the host was not complete", owner=self.owner)
         finally:
             self._door.close()
             log.info("host %s closed", self.owner, extra={"owner": self.owner})
+
+    async def _nothing_owned(self) -> bool:
+        """Whether the store agrees that this host has given everything back. If not, its lease must expire instead."""
+        try:
+            async with asyncio.timeout(CANCEL_TIMEOUT):
+                runs = self._scheduler is None or await self._scheduler.audit()
+                calls = self._dispatcher is None or await self._dispatcher.audit(ending=True)
+                return runs and calls
+        except Exception as error:  # noqa: BLE001 - TimeoutError among them
+            self._host.report(error, "what this host owns could not be given back", owner=self.owner)
+            return False
 
     async def _stop(self) -> None:
         """Bring what is in hand to a boundary and give it back, within named bounds."""

@@ -27,6 +27,10 @@ PAGES_MAX = 64
 """Pages of one class looked at in one scan, when what stands first cannot be taken."""
 EMPTY_OWNER_SECONDS = 30.0
 """A dead host that left nothing is looked at again after this."""
+AUDIT_MAX = 1000
+"""Owned Threads looked at in one audit."""
+AUDIT_SECONDS = 15.0
+"""How often a host compares what the store says it owns with what it has in hand."""
 LOOP_BLOCKED_SECONDS = 1.0
 """The event loop came this much late: something in it blocks, and a warning says so (C22)."""
 
@@ -53,7 +57,7 @@ class Scheduler:
         self._taking: set[tuple[str, str]] = set()
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
-        self._next_due_ms: list[int] = []
+        self._audited_at = host.environment.monotonic()
 
     @property
     def runs(self) -> Tasks:
@@ -85,6 +89,10 @@ class Scheduler:
 
     async def _scan(self) -> float:
         """Take what there is room for; seconds until something is due."""
+        now = self._host.environment.monotonic()
+        if now - self._audited_at > AUDIT_SECONDS:
+            self._audited_at = now
+            await self.audit()
         if not self._room:
             return self._host.poll_interval
         async for work in self._lost():
@@ -140,6 +148,25 @@ class Scheduler:
                 after = (last.due_ms, last.partition, last.item)
             if empty:
                 self._empty.missed(owner)
+
+    async def audit(self) -> bool:
+        """Give back what this host owns by the store and does not have in hand; False if something may be left.
+
+        An answer that was lost for good, or a give-back that failed, would else keep a Thread for as long as this host
+        lives: nobody takes from the living.
+        """
+        clean = True
+        page = await self._host.backend.ready(ReadyScan(keys.READY_LEASE, self._host.owner, None, AUDIT_MAX))
+        for item in page.items:
+            if (item.partition, item.item) in self._taking:
+                clean = False
+                continue
+            try:
+                await self._runner.disown(keys.session_of(item.partition), item.item, item.value)
+            except Exception as error:  # noqa: BLE001 - the next audit tries again
+                clean = False
+                self._host.report(error, f"thread {item.item!r} cannot be given back", thread_id=item.item)
+        return clean and len(page.items) < AUDIT_MAX
 
     def _start(self, work: _Work) -> None:
         self._taking.add((work.item.partition, work.item.item))

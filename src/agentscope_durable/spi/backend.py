@@ -28,8 +28,11 @@ class Heartbeat(Protocol):
         """Why the last renewal failed; None if it did not."""
         ...
 
-    async def stop(self) -> None:
-        """Stop renewing and release the lease: a polite close (D14)."""
+    async def stop(self, *, release: bool = True) -> None:
+        """Stop renewing, and release the lease: a polite close (D14).
+
+        A host that could not give back all it owns does not release: an expired lease is how others find the rest.
+        """
         ...
 
 

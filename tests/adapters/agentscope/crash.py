@@ -49,7 +49,6 @@ class Points:
             self(f"{name}:{self._hits[name]}")
 
 
-
 async def play(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     points = Points(job.get("kill", ""))
@@ -99,9 +98,7 @@ async def report(stage: Stage, turn: str, scenario: Any, points: Points) -> dict
     check_transcript(state)
     lines = scenario.ledger.lines()
     requests = Counter(line["name"] for line in lines)
-    messages = [
-        (m.input_kind or m.id.removeprefix(turn), m.role, m.text, m.structured) for m in await stage.messages()
-    ]
+    messages = [(m.input_kind or m.id.removeprefix(turn), m.role, m.text, m.structured) for m in await stage.messages()]
     calls = [call for call in await stage.model_calls(turn)]
     return {
         "status": view.status,
@@ -128,7 +125,7 @@ async def report(stage: Stage, turn: str, scenario: Any, points: Points) -> dict
 def run(job: dict[str, Any]) -> dict[str, Any]:
     try:
         return asyncio.run(play(job))
-    except BaseException:  # noqa: BLE001 - told to whoever started this
+    except BaseException:
         return {"exception": traceback.format_exc()[-3000:]}
 
 
@@ -150,8 +147,8 @@ def forked(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    import agentscope.agent  # noqa: F401
-    import agentscope.middleware  # noqa: F401
+    import agentscope.agent
+    import agentscope.middleware
     import agentscope.workspace  # noqa: F401
 
     for line in sys.stdin:

@@ -11,7 +11,15 @@ from typing import Any
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, ToolBinding
 from agentscope_durable.contracts.results import ToolResult
-from agentscope_durable.testing.scripted_model import Call, Do, EffectLedger, Text, Thinking, rounds_so_far, scripted_model
+from agentscope_durable.testing.scripted_model import (
+    Call,
+    Do,
+    EffectLedger,
+    Text,
+    Thinking,
+    rounds_so_far,
+    scripted_model,
+)
 from tests.adapters.agentscope.stage import Stage
 
 Point = Callable[[str], None]

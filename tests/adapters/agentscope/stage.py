@@ -20,6 +20,7 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.bodies import Body, body_of
 from agentscope_durable.contracts.errors import Fenced, InputsChanged
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.journal import JournalBatch
 from agentscope_durable.contracts.messages import Input, Text, as_input, input_digest_value
 from agentscope_durable.contracts.records import Binding, Failure
 from agentscope_durable.contracts.results import ToolResult
@@ -33,7 +34,6 @@ from agentscope_durable.contracts.status import (
 from agentscope_durable.contracts.views import RecoveryPolicy, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.journal.checkpoint import fold, to_state_json
-from agentscope_durable.contracts.journal import JournalBatch
 from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, RunStart, SettleStart, StopCause
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 
@@ -249,9 +249,7 @@ class Stage:
         return list((await self.ask(q.GetHistory(session=self.session, limit=1000))).items)
 
     async def tools(self, turn_id: str) -> list[Any]:
-        return list(
-            (await self.ask(q.ListTools(session=self.session, thread_id=self.thread_id, turn_id=turn_id))).items
-        )
+        return list(await self.ask(q.ListTools(session=self.session, thread_id=self.thread_id, turn_id=turn_id)))
 
     async def runs(self, turn_id: str) -> list[Any]:
         return list((await self.ask(q.ListRuns(session=self.session, thread_id=self.thread_id, turn_id=turn_id))).items)
@@ -263,7 +261,11 @@ class Stage:
                 found += (
                     await self.ask(
                         q.ListModelCalls(
-                            session=self.session, thread_id=self.thread_id, turn_id=turn_id, run_id=run.run_id, limit=1000
+                            session=self.session,
+                            thread_id=self.thread_id,
+                            turn_id=turn_id,
+                            run_id=run.run_id,
+                            limit=1000,
                         )
                     )
                 ).items
@@ -273,7 +275,9 @@ class Stage:
         return list(
             (
                 await self.ask(
-                    q.ListSteps(session=self.session, thread_id=self.thread_id, turn_id=turn_id, run_id=run_id, limit=1000)
+                    q.ListSteps(
+                        session=self.session, thread_id=self.thread_id, turn_id=turn_id, run_id=run_id, limit=1000
+                    )
                 )
             ).items
         )
@@ -430,7 +434,7 @@ class Stage:
         except Abandoned:
             context.over = True
             return True
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             self.errors.append(error)
             self.cache = None
             if context.over:
@@ -455,7 +459,11 @@ class Stage:
             )
         if end is not None and end.kind is c.RunEndKind.CANCELLED:
             after = replace(
-                claimed, position=context.position, base_at=context.base_at, checkpoint_at=context.checkpoint_at, run_id=""
+                claimed,
+                position=context.position,
+                base_at=context.base_at,
+                checkpoint_at=context.checkpoint_at,
+                run_id="",
             )
             return await self._settle(after)
         return True
@@ -641,7 +649,11 @@ def _output(block: Any) -> Any:
 
 def texts(state: Any, role: str = "assistant") -> list[str]:
     return [
-        block.text for message in state.context if message.role == role for block in message.content if block.type == "text"
+        block.text
+        for message in state.context
+        if message.role == role
+        for block in message.content
+        if block.type == "text"
     ]
 
 

@@ -144,7 +144,8 @@ class Factory:
 
         if isinstance(described, Agent):
             raise AgentFactoryError(
-                definition, "it returned a built Agent; return AgentBuilder(name=..., system_prompt=..., model=..., ...)"
+                definition,
+                "it returned a built Agent; return AgentBuilder(name=..., system_prompt=..., model=..., ...)",
             )
         if not isinstance(described, AgentBuilder):
             raise AgentFactoryError(definition, f"it returned a {type(described).__name__} instead of an AgentBuilder")

@@ -254,17 +254,13 @@ class Calls:
         outcome = result_of_block(result)
         state = ExecutionState.DENIED if outcome.state == "denied" else ExecutionState.FAILED
         _ = self._know(block.id, KnownCall(state, result=outcome, applied=True))
-        told.tools.append(
-            Told(block.id, state, name=block.name, arguments=block.input, result=outcome, applied=True)
-        )
+        told.tools.append(Told(block.id, state, name=block.name, arguments=block.input, result=outcome, applied=True))
         told.entries.append(entry(JournalEventType.TOOL_RESULT, call=block.id, state=state))
 
     def _ask(self, block: Any, told: Increment) -> None:
         interaction_id = ids.interaction_id(self._turn_id, block.id)
         _ = self._know(block.id, KnownCall(ExecutionState.AWAITING_APPROVAL, interaction_id=interaction_id))
-        told.tools.append(
-            Told(block.id, ExecutionState.AWAITING_APPROVAL, name=block.name, arguments=block.input)
-        )
+        told.tools.append(Told(block.id, ExecutionState.AWAITING_APPROVAL, name=block.name, arguments=block.input))
         told.questions.append(Asked(interaction_id, block.id, InteractionKind.APPROVAL, block.name, block.input))
         told.entries.append(entry(JournalEventType.INTERACTION_REQUESTED, interaction=interaction_id, call=block.id))
 
@@ -293,9 +289,7 @@ class Calls:
         call = self.known.get(block.id) or self._know(block.id, KnownCall(ExecutionState.RUNNING))
         call.state, call.kind, call.rule = ExecutionState.RUNNING, ExecutionKind.LOCAL, rule
         told = Increment()
-        told.tools.append(
-            Told(block.id, ExecutionState.RUNNING, name=block.name, arguments=block.input, rule=rule)
-        )
+        told.tools.append(Told(block.id, ExecutionState.RUNNING, name=block.name, arguments=block.input, rule=rule))
         told.entries.append(
             entry(JournalEventType.TOOL_INTENT, call=block.id, name=block.name, kind=ExecutionKind.LOCAL, rule=rule)
         )

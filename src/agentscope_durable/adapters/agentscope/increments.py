@@ -134,9 +134,7 @@ def entry(type: JournalEventType, /, **payload: Any) -> JournalEntry:
     return JournalEntry(type, msgspec.Raw(_encode(payload)))
 
 
-def commit_queue(
-    context: RunContext, channels: Channels, *, writer: str
-) -> CommitQueue[Increment, StepReceipt]:
+def commit_queue(context: RunContext, channels: Channels, *, writer: str) -> CommitQueue[Increment, StepReceipt]:
     """The queue through which everything of one Run becomes true."""
 
     async def send(parts: list[Increment]) -> StepReceipt:

@@ -279,9 +279,7 @@ class Invocation:
         self._step = replace(self._step, reasoning=self.position.reasoning)
         self._step_used = True
         facts.append(self._step)
-        entries.append(
-            entry(JournalEventType.STEP_START, step=self._step.step_id, reasoning=self.position.reasoning)
-        )
+        entries.append(entry(JournalEventType.STEP_START, step=self._step.step_id, reasoning=self.position.reasoning))
         return facts, entries
 
     def applying(self) -> None:
@@ -344,17 +342,13 @@ class Invocation:
         told = Increment(inputs=inputs, reasoning=position.reasoning)
         if first:
             start = self.context.start
-            told.entries.append(
-                entry(JournalEventType.RUN_INPUT, turn=self.turn_id, message=start.input_message_id)
-            )
+            told.entries.append(entry(JournalEventType.RUN_INPUT, turn=self.turn_id, message=start.input_message_id))
         told.steps, entries = self._next_step()
         told.models.append(self.models.announce(self.agent.model, known=not self.models_may_change))
         told.attempt = self._attempt
         told.merge(self.checkpoint())
         told.entries += entries
-        told.entries.append(
-            entry(JournalEventType.MODEL_REQUEST, reasoning=position.reasoning, attempt=self._attempt)
-        )
+        told.entries.append(entry(JournalEventType.MODEL_REQUEST, reasoning=position.reasoning, attempt=self._attempt))
         while True:
             try:
                 _ = await self.commit(told)
@@ -663,9 +657,7 @@ class Invocation:
         self.position.phase = ExecutionPhase.ENDED
         self.position.final = final
         told = Increment(
-            end=RunEnd(
-                kind=RunEndKind.COMPLETED, message_id=final.message_id, finish_reason=final.finish_reason
-            )
+            end=RunEnd(kind=RunEndKind.COMPLETED, message_id=final.message_id, finish_reason=final.finish_reason)
         )
         told.steps = self._step_phase(StepPhase.FINALIZATION)
         if message is not None:

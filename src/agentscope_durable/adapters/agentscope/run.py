@@ -265,7 +265,9 @@ class Run:
         for record in work.executions:
             known = self._run.calls.known.get(record.call_id)
             wanted = record.result is not None and (known is None or known.result is None)
-            executions.append((record, await self._context.open_body(record.result) if wanted and record.result else None))
+            executions.append(
+                (record, await self._context.open_body(record.result) if wanted and record.result else None)
+            )
         interactions: list[tuple[Any, Any]] = []
         for question in work.interactions:
             answered = question.state is InteractionState.RESOLVED and question.response is not None
@@ -341,9 +343,7 @@ class Run:
         ]
         self._count_round(closed=set(results))
         self._run.applying()
-        return _Drive(
-            ExternalExecutionResultEvent(reply_id=self._run.state.reply_id, execution_results=blocks)
-        )
+        return _Drive(ExternalExecutionResultEvent(reply_id=self._run.state.reply_id, execution_results=blocks))
 
     def _nudge(self, awaiting: Iterable[Any]) -> _Drive:
         from agentscope.event import ExternalExecutionResultEvent, UserConfirmResultEvent
@@ -534,9 +534,7 @@ class Run:
             if await store.load(start.session.namespace, start.session.session_id, AGENT_STATE) != value:
                 await store.save(start.session.namespace, start.session.session_id, AGENT_STATE, value)
         except Exception as error:  # noqa: BLE001 - a copy that fails is made up for by the next one (AS-31)
-            log.warning(
-                "the agent_state copy was not written: %s", type(error).__name__, extra={"run_id": run.run_id}
-            )
+            log.warning("the agent_state copy was not written: %s", type(error).__name__, extra={"run_id": run.run_id})
 
 
 def _end_of(stop: StopCause) -> RunEnd:

@@ -1,0 +1,158 @@
+"""The census's story told by a real AgentScope agent with a scripted model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Whatever an agent needs is imported before the first fork, not in every child.
+import agentscope.agent
+import agentscope.event
+import agentscope.middleware  # noqa: F401
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, Toolkit
+
+from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, current_origin
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.journal import JournalBatch
+from agentscope_durable.contracts.records import ThreadRecord, decode
+from agentscope_durable.journal.checkpoint import fold, to_state_json
+from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.harness import HarnessAdapter
+from agentscope_durable.spi.record_store import Reads, StreamRange
+from agentscope_durable.testing.census import transcript_valid
+from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.scripted_model import (
+    MODEL_REQUEST,
+    Answer,
+    Call,
+    EffectLedger,
+    Text,
+    rounds_so_far,
+    scripted_model,
+)
+from tests.census.job_executor import ENDLESS, SLOW
+from tests.census.worlds import KEY, LARGE, ROUTE, STEER, THREAD
+
+TASKS: dict[str, list[Answer]] = {
+    "investigate": [
+        [Text("I look at it."), Call("look"), Call("patch")],
+        [Call("page"), Call(SLOW)],
+        [Text("I ask."), Call("restart")],
+        "done",
+    ],
+    "wait": [[Call(ENDLESS)], "never said"],
+    "report": [[Call("dump")], "reported"],
+}
+
+
+class AgentScopeWorld:
+    """An AgentScope agent; every request checks what the model is given as a provider would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.effects = Ledger(folder / "effects")
+        self.told = Ledger(folder / "told")
+        self._complaints = Ledger(folder / "complaints")
+        self._model = EffectLedger(folder / "model.jsonl")
+
+    def adapter(self) -> HarnessAdapter:
+        return AgentScopeAdapter.for_react(self._make_agent, dict.fromkeys(("page", SLOW, ENDLESS), ROUTE))
+
+    def _make_agent(self, _binding: Any) -> AgentBuilder:
+        allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="ok")
+
+        def effect(name: str, value: str = "ok") -> Any:
+            def perform() -> str:
+                origin = current_origin()
+                assert origin is not None
+                self.effects.write(f"tool {origin.turn_id} {origin.call_id} {name}")
+                return value
+
+            perform.__name__ = name
+            perform.__doc__ = f"Do {name}."
+            return perform
+
+        return AgentBuilder(
+            name="agent",
+            system_prompt="Work.",
+            model=scripted_model(self._answer, ledger=self._model),
+            toolkit=Toolkit(
+                tools=[
+                    FunctionTool(effect("look"), is_read_only=True, permission=allowed),
+                    FunctionTool(effect("patch"), permission=allowed),
+                    FunctionTool(effect("restart")),
+                    FunctionTool(effect("dump", "x" * LARGE), permission=allowed),
+                    *(FunctionTool(effect(name), permission=allowed) for name in ("page", SLOW, ENDLESS)),
+                ]
+            ),
+        )
+
+    def _answer(self, messages: list[Any], _tools: Any, _choice: Any, n: int) -> Answer:
+        for complaint in transcript_valid(provider_form(messages)):
+            self._complaints.write(f"request {n}: {complaint}")
+        said = [(place, message.get_text_content()) for place, message in enumerate(messages) if message.role == "user"]
+        place, task = next((place, text) for place, text in reversed(said) if text in TASKS)
+        answers = TASKS[task]
+        answer = answers[min(rounds_so_far(messages[place:]), len(answers) - 1)]
+        steered = any(text == STEER for _, text in said)
+        return f"done, {STEER}" if answer == "done" and steered else answer
+
+    def done(self) -> list[tuple[str, str]]:
+        words = [line.split(" ") for line in self.effects.lines]
+        return [(line[1], line[2]) for line in words if line[0] in ("tool", "effect")]
+
+    def asked(self) -> Mapping[str, int] | None:
+        return None
+
+    def requests(self) -> int:
+        return self._model.count(MODEL_REQUEST)
+
+    async def transcript(self, backend: SessionBackend) -> list[str]:
+        """The conversation as it is stored, and as the model was given it each time."""
+        records = backend.records  # type: ignore[attr-defined]
+        partition = keys.partition(KEY)
+        thread = decode(
+            ThreadRecord, (await records.read(partition, Reads(keys=(keys.thread(THREAD),)))).keys[keys.thread(THREAD)]
+        )
+        wanted = StreamRange(THREAD, thread.base_at, thread.checkpoint_at)
+        rows = (await records.read(partition, Reads(streams=(wanted,)))).streams[wanted]
+        batches = []
+        for row in rows:
+            if row.journal:
+                body = await backend._bodies.open_column(KEY, row.journal)  # type: ignore[attr-defined]
+                batches.append((row.at, JournalBatch.decode(body, position=row.at)))
+        state = json.loads(to_state_json(fold(batches)))
+        return [
+            *self._complaints.lines,
+            *(f"stored: {problem}" for problem in transcript_valid(provider_form(state["context"]))),
+        ]
+
+
+def provider_form(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages of AgentScope as a provider gets them: one for what was said and called, one for each result."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        plain = message if isinstance(message, Mapping) else message.model_dump(mode="json")
+        content = plain["content"]
+        if plain["role"] != "assistant" or isinstance(content, str):
+            found.append({"role": plain["role"], "content": content})
+            continue
+        current: dict[str, Any] | None = None
+        for block in content:
+            if block["type"] == "tool_result":
+                current = None
+                found.append({"role": "tool", "tool_call_id": block["id"]})
+                continue
+            if block["type"] == "hint":
+                current = None
+                found.append({"role": "user", "content": block.get("hint")})
+                continue
+            if current is None:
+                current = {"role": "assistant", "tool_calls": []}
+                found.append(current)
+            if block["type"] == "tool_call":
+                current["tool_calls"].append({"id": block["id"]})
+    return found
