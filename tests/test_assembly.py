@@ -2,12 +2,104 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import apsw
 import pytest
 
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.errors import InvalidRequest, NotADatabase
+from agentscope_durable.contracts.errors import InvalidRequest, NotADatabase, UnknownFormat
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import STORAGE_FORMAT
+from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.testing.scripted_harness import ScriptedHarness, final, think
+
+KEY = SessionKey("app", "conversation")
+
+
+@pytest.mark.spec("LO-01", "LO-02", "LO-03", "BE-04")
+async def test_a_session_survives_in_its_folder_without_any_server(tmp_path: Path) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        await turn.wait(timeout=30)
+
+    assert (tmp_path / "durable.db").is_file()
+    async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend) as runtime:
+        sessions = await runtime.list_sessions("app")
+        assert [view.session for view in sessions.items] == [KEY]
+        again = runtime.get_session(KEY).get_turn(turn.turn_id)
+        assert (await again.status()).status is TurnStatus.COMPLETED
+
+
+@pytest.mark.spec("LO-05", "OB-04")
+async def test_a_large_checkpoint_becomes_a_file_beside_the_database(tmp_path: Path) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((think("x" * 200_000), final("done"))))
+    async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        await turn.wait(timeout=30)
+
+    objects = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in objects) > 150_000
+    assert (tmp_path / "durable.db").stat().st_size < 150_000
+
+
+@pytest.mark.spec("LO-06")
+def test_neither_a_worker_nor_a_queue_nor_an_agent_library_is_loaded_to_run_locally() -> None:
+    script = (
+        "import sys; from agentscope_durable import DurableRuntime, LocalBackend; "
+        "import agentscope_durable.stores.records.sqlite; "
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in "
+        "('agentscope', 'openai', 'mcp', 'rocketmq', 'asyncpg', 'psycopg', 'boto3', 'typer', 'rich')))"
+    )
+
+    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+
+    assert printed.strip() == "[]"
+
+
+@pytest.mark.spec("PT-12", "BE-27")
+@pytest.mark.parametrize("found", [7, 9, 0])
+async def test_a_store_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, found: int) -> None:
+    assert STORAGE_FORMAT == 8
+    backend = await LocalBackend.open(tmp_path)
+    await backend.close()
+    database = tmp_path / "durable.db"
+    connection = apsw.Connection(str(database))
+    connection.execute(f"pragma user_version={found}")
+    connection.execute("pragma wal_checkpoint(truncate)").fetchall()
+    connection.close()
+    before = database.read_bytes()
+
+    with pytest.raises(UnknownFormat):
+        await LocalBackend.open(tmp_path)
+
+    assert database.read_bytes() == before
+
+
+@pytest.mark.spec("RT-04")
+def test_importing_every_module_starts_nothing(tmp_path: Path) -> None:
+    script = """
+import importlib, os, pkgutil, threading
+import agentscope_durable
+for module in pkgutil.walk_packages(agentscope_durable.__path__, "agentscope_durable."):
+    if not module.name.startswith("agentscope_durable.testing"):
+        importlib.import_module(module.name)
+here = "/proc/self/fd"
+sockets = [os.readlink(f"{here}/{fd}") for fd in os.listdir(here) if os.path.exists(f"{here}/{fd}")]
+assert threading.active_count() == 1, threading.enumerate()
+assert not [name for name in sockets if name.startswith("socket:")], sockets
+assert os.listdir(".") == [], os.listdir(".")
+"""
+
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
 
 
 async def test_a_folder_is_made_and_can_be_awaited_or_entered(tmp_path: Path) -> None:

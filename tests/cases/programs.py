@@ -13,7 +13,9 @@ from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.scripted_harness import ScriptedHarness
-from tests.runtime.conftest import KEY, turn_is
+from tests.runtime.conftest import KEY, turn_is, until
+
+ROUTE = "ops"
 
 
 def die() -> None:
@@ -43,12 +45,148 @@ async def answer_in_order(job: dict[str, Any]) -> None:
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         turn = await session.submit("r1", "go")
-        await turn_is(turn, where=lambda view: view.status.terminal or len(view.waiting_on) > 0)
-        projection = (await turn.snapshot()).projection
-        questions = {question.call_id: question for question in projection.interactions.values()}
+        questions: dict[str, Any] = {}
+
+        async def asked() -> bool:
+            projection = (await turn.snapshot()).projection
+            questions.update({question.call_id: question for question in projection.interactions.values()})
+            return len(questions) == len(job["order"])
+
+        await until(asked)
         for place, index in enumerate(job["order"]):
             await turn.respond(f"a{index}", questions[f"c1.{index}"].interaction_id, index not in DENIED)
             if place == job["die_at"]:
                 die()
         await turn_is(turn, "COMPLETED")
         await check(turn, ledger)
+
+
+async def ten_calls(job: dict[str, Any]) -> None:
+    """C10: ten local calls in one answer; die after the commit of result `die_after` (-1: not at all)."""
+    from tests.cases.test_c10_batch_resumes_in_the_middle import SCRIPTS
+
+    done = 0
+
+    def passed(name: str) -> None:
+        nonlocal done
+        if name in ("tool.local.after", "executor.start.after"):
+            done += 1
+        armed = job["die_after"] >= 0 and done == job["die_after"]
+        if armed and name in ("tool.local.after", "executor.start.after", "model.request.after"):
+            _failpoints.arm("store.commit.after")
+
+    _failpoints.observe(passed)
+    ledger = ledger_of(job)
+    harness = ScriptedHarness(SCRIPTS[job["kind"]], ledger=ledger)
+    async with host(job, harness, executors={ROUTE: JobExecutor(ledger)}, executor_parallelism=1) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        await turn_is(turn, "COMPLETED")
+        calls = await turn.list_tools()
+        print(json.dumps({"done": done, "states": [call.state for call in calls], "answer": str(await turn.result())}))
+
+
+async def block_the_loop(job: dict[str, Any]) -> None:
+    """C22: a tool that holds the event loop for longer than the lease."""
+    logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
+
+    def hold() -> str:
+        (Path(job["folder"]) / "held").touch()
+        time.sleep(job["seconds"])
+        return "held"
+
+    harness = ScriptedHarness([local("hold"), final("{results}")], ledger=ledger_of(job), tools={"hold": hold})
+    async with host(job, harness, lease=job["lease"], host_name="blocked") as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        await turn_is(turn, "COMPLETED")
+        print(json.dumps({"runs": [run.owner for run in await turn.list_runs()]}))
+
+
+async def work_to_a_gate(job: dict[str, Any]) -> None:
+    """Run until a tool has had its effect and waits for its gate; then, with luck, on."""
+    gates = Gates(job["folder"])
+    harness = ScriptedHarness([local("pay", gate="gate"), final("{results}")], ledger=ledger_of(job), gates=gates)
+    async with host(job, harness, lease=job["lease"], host_name="first") as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        (Path(job["folder"]) / "pid").write_text(str(os.getpid()))
+        turn = await session.submit("r1", "go")
+        await turn.wait(60)
+
+
+async def poison(job: dict[str, Any]) -> None:
+    """C28: whoever runs this Turn is killed where the job says; its neighbour is run as usual."""
+    from tests.cases.test_c28_poison import SCRIPTS
+
+    _failpoints.observe(None)
+    harness = ScriptedHarness(SCRIPTS, ledger=ledger_of(job), tools={"crash": die})
+    async with host(job, harness) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        turn = await session.submit("r1", job["poison"])
+        neighbour = await (await session.create_thread("neighbour", "agent")).submit("r2", "harmless")
+        await runtime.start()
+        await turn_is(neighbour, "COMPLETED")
+        await turn_is(turn, where=lambda view: view.status.terminal or view.waiting_on[:1] != ())
+
+
+async def end_some_way(job: dict[str, Any]) -> None:
+    """C30: a host with a Turn that outlives it; the job says how the host ends."""
+    gates = Gates(job["folder"])
+
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    way = job["way"]
+    script = [say("one"), Stall(gate="gate")]
+    if way == "KeyboardInterrupt in a tool":
+        script = [say("one"), local("interrupted", rule=ReplayRule.SAFE)]
+    harness = ScriptedHarness(
+        [*script, final("done")], ledger=ledger_of(job), gates=gates, tools={"interrupted": interrupted}
+    )
+    async with host(job, harness, close_timeout=0.2) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        if way != "KeyboardInterrupt in a tool":
+            while not (Path(job["folder"]) / "gate.reached").exists():
+                await asyncio.sleep(0.01)
+        match way:
+            case "SIGKILL":
+                die()
+            case "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "SIGINT":
+                os.kill(os.getpid(), signal.SIGINT)
+            case "SIGTERM twice":
+                loop, main = asyncio.get_running_loop(), asyncio.current_task()
+                assert main is not None
+                # An application that closes on the first one, and dies of the second.
+                loop.add_signal_handler(signal.SIGTERM, main.cancel)
+                os.kill(os.getpid(), signal.SIGTERM)
+                loop.call_later(0.05, loop.remove_signal_handler, signal.SIGTERM)
+                loop.call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+            case "loop closed under it":
+                asyncio.get_running_loop().stop()
+            case _:
+                pass
+        await turn.wait(30)
+
+
+async def finish(job: dict[str, Any]) -> None:
+    """C30: another host. It says which Runs there were and what came of the Turn."""
+    Gates(job["folder"]).open("gate")
+    script = [say("one"), Stall(gate="gate"), final("done")]
+    if job["way"] == "KeyboardInterrupt in a tool":
+        script = [say("one"), local("interrupted", rule=ReplayRule.SAFE), final("done")]
+    harness = ScriptedHarness(script, ledger=ledger_of(job), gates=Gates(job["folder"]))
+    async with host(job, harness) as runtime:
+        await runtime.start()
+        session = runtime.get_session(KEY)
+        (view,) = await session.list_turns()
+        turn = session.get_turn(view.turn_id)
+        await turn_is(turn, "COMPLETED")
+        said = [message.text for message in await session.history()]
+        print(json.dumps({"runs": [run.status for run in await turn.list_runs()], "said": said}))

@@ -11,9 +11,11 @@ from agentscope_durable.contracts.errors import TurnCancelled
 from agentscope_durable.contracts.events import Committed, EventDelta, PreviewStarted
 from agentscope_durable.contracts.options import EventDeltaType
 from agentscope_durable.runtime.live import LocalLiveEvents
+from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final
 from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, refused, turn_is
 
+LEASE_MS = 30_000
 SENTENCE = "one two three four"
 
 
@@ -61,7 +63,7 @@ class Watcher:
 
 @pytest.mark.case("C31")
 @pytest.mark.parametrize("end", ["cancel", "host dies"])
-async def test_words_that_were_shown_are_stored_or_withdrawn(hosts: Hosts, end: str) -> None:
+async def test_words_that_were_shown_are_stored_or_withdrawn(hosts: Hosts, clock: ManualClock, end: str) -> None:
     gates, live = Gates(), LocalLiveEvents()
     harness = ScriptedHarness([final(SENTENCE, gate="half")], gates=gates)
     runtime = await hosts.open(harness, live_events=live)
@@ -86,7 +88,7 @@ async def test_words_that_were_shown_are_stored_or_withdrawn(hosts: Hosts, end: 
         await refused(last.wait(SECONDS), TurnCancelled)
     else:
         kill(runtime)
-        await hosts.backend.records.release(runtime.owner)
+        clock.advance(LEASE_MS + 1)
         gates.open("half")
         await hosts.open(harness, live_events=live)
         await turn_is(last, "COMPLETED")

@@ -7,6 +7,8 @@ import pytest
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final
 from tests.runtime.conftest import KEY, Hosts, all_events, kill, turn_is
 
+SCRIPT = [approval("pay", amount=1), final("{results}")]
+
 
 @pytest.mark.case("C41")
 async def test_a_stored_answer_is_honoured_by_a_host_that_is_set_up_differently(hosts: Hosts) -> None:
@@ -19,7 +21,6 @@ async def test_a_stored_answer_is_honoured_by_a_host_that_is_set_up_differently(
     await turn_is(turn, "WAITING")
     (question,) = await turn.pending_interactions()
     kill(first)
-    await hosts.backend.records.release(first.owner)
 
     # Answered while no host is there, by a client that runs nothing.
     api = await hosts.open()

@@ -418,6 +418,20 @@ def test_a_turn_that_kills_every_host_is_parked_and_the_count_survives_whatever_
     assert stage.status(turn) == "COMPLETED"
 
 
+@pytest.mark.case("C28")
+def test_asking_the_model_again_is_no_progress() -> None:
+    stage = Stage()
+    turn = stage.submit()
+    for number in range(6):
+        owner = stage.claim(f"host {number}")
+        assert owner.turn == turn
+        owner.checkpoint(steps=(owner.fact(),), models=(owner.model(),), reasoning=1, attempt=number + 1)
+        stage.dies(f"host {number}")
+
+    assert stage.claim("last").claimed.purpose is NOTHING
+    assert stage.reasons(turn) == ["operator"]
+
+
 def test_a_new_checkpoint_is_progress_and_starts_the_count_again() -> None:
     stage = Stage()
     turn = stage.submit()

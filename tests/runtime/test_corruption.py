@@ -51,32 +51,36 @@ def newest_block(database: Path) -> bytes:
 @pytest.mark.spec("BE-20", "BE-21")
 async def test_a_native_block_that_was_altered_is_not_restored_and_not_thrown_away(tmp_path: Path) -> None:
     harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
-    async with LocalBackend.open(tmp_path) as backend:
-        async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
-            session = await runtime.create_session(KEY, "agent")
-            await runtime.start()
-            turn = await session.submit("r1", "go")
-            await waits_for(turn, WaitKind.APPROVAL)
+    async with (
+        LocalBackend.open(tmp_path) as backend,
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime,
+    ):
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        await waits_for(turn, WaitKind.APPROVAL)
     stored = damage(tmp_path / "durable.db")
 
-    async with LocalBackend.open(tmp_path) as backend:
-        harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
-        async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
-            await runtime.start()
-            turn = runtime.get_session(KEY).get_turn(turn.turn_id)
-            [asked] = await turn.pending_interactions()
-            await turn.respond("r2", asked.interaction_id, True)
-            await waits_for(turn, WaitKind.OPERATOR)
+    harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
+    async with (
+        LocalBackend.open(tmp_path) as backend,
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime,
+    ):
+        await runtime.start()
+        turn = runtime.get_session(KEY).get_turn(turn.turn_id)
+        [asked] = await turn.pending_interactions()
+        await turn.respond("r2", asked.interaction_id, True)
+        await waits_for(turn, WaitKind.OPERATOR)
 
-            view = await turn.status()
-            runs = (await turn.list_runs()).items
-            assert view.status is TurnStatus.WAITING
-            reason = next(w.next_action for w in view.waiting_on if w.kind is WaitKind.OPERATOR)
-            assert "DigestMismatch" in reason
-            assert runs[-1].status is RunStatus.SUSPENDED
-            assert newest_block(tmp_path / "durable.db") == stored
+        view = await turn.status()
+        runs = (await turn.list_runs()).items
+        assert view.status is TurnStatus.WAITING
+        reason = next(w.next_action for w in view.waiting_on if w.kind is WaitKind.OPERATOR)
+        assert "DigestMismatch" in reason
+        assert runs[-1].status is RunStatus.SUSPENDED
+        assert newest_block(tmp_path / "durable.db") == stored
 
-            # The operator may let it try again; it is still not thrown away.
-            await HostOperations(backend).release(turn, request_id="op1")
-            await waits_for(turn, WaitKind.OPERATOR)
-            assert newest_block(tmp_path / "durable.db") == stored
+        # The operator may let it try again; it is still not thrown away.
+        await HostOperations(backend).release(turn, request_id="op1")
+        await waits_for(turn, WaitKind.OPERATOR)
+        assert newest_block(tmp_path / "durable.db") == stored

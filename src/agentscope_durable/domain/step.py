@@ -112,6 +112,33 @@ def reads_commit_step(c: CommitStep) -> Reads:
 _NO_READS = Reads()
 
 
+def _only_begins(c: CommitStep) -> bool:
+    """Whether this commit says no more than that something begins (C28).
+
+    A Run that asks the model again, or runs a tool again that is safe to repeat, checkpoints that before it does so. If
+    that counted as progress, a Turn whose model or tool kills the process would kill hosts for ever.
+    """
+    begins = (
+        any(fact.status is StepStatus.RUNNING for fact in c.steps)
+        or any(fact.status is ModelStatus.STARTED for fact in c.models)
+        or any(tool.state is ExecutionState.RUNNING for tool in c.tools)
+    )
+    more = (
+        any(fact.status is StepStatus.COMPLETED for fact in c.steps)
+        or any(fact.status is ModelStatus.COMPLETED for fact in c.models)
+        or any(tool.state is not ExecutionState.RUNNING for tool in c.tools)
+        or c.messages
+        or c.interactions
+        or c.inputs
+        or c.answers
+        or c.signals
+        or c.waits
+        or c.events
+        or c.end is not None
+    )
+    return begins and not more
+
+
 def _signals(turn_id: str, key: str) -> Range:
     return Range(keys.signals(turn_id, key), limit=PAGE_MAX)
 
@@ -178,7 +205,7 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         writer = c.writer
         if c.base:
             base_at = position
-        if state.takeovers:
+        if state.takeovers and not _only_begins(c):
             state = replace(state, takeovers=0)
     active = ThreadHead(
         fence=active.fence,

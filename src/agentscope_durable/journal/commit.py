@@ -36,6 +36,7 @@ class CommitQueue(Generic[P, R]):
         channel: where a commit waits for its turn among other executions.
         capacity: parts that may wait; `record` waits when there are as many (TM-07).
         alone: parts that must not share a commit with others.
+        broken: told once when a commit has failed, or the queue was closed.
         refusals: errors that say that nothing was changed and the caller knows what to do. They reach whoever waits
             for the part, and the queue goes on.
     """
@@ -48,12 +49,14 @@ class CommitQueue(Generic[P, R]):
         capacity: int,
         alone: Callable[[P], bool] = lambda _part: False,
         refusals: tuple[type[Exception], ...] = (),
+        broken: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
         self._channel = channel
         self._capacity = capacity
         self._alone = alone
         self._refusals = refusals
+        self._broken = broken
         self._parts: deque[P] = deque()
         self._accepted = 0
         self._settled = 0
@@ -177,3 +180,4 @@ class CommitQueue(Generic[P, R]):
             if not done.done():
                 done.set_exception(error)
         self._room.set()
+        self._broken()

@@ -63,7 +63,7 @@ from agentscope_durable.contracts.questions import (
     ListTurns,
 )
 from agentscope_durable.contracts.results import ToolResult
-from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.contracts.status import TurnStatus, WaitKind
 from agentscope_durable.contracts.views import (
     CommandReceipt,
     InteractionView,
@@ -625,7 +625,12 @@ def _reasons(view: TurnView | None) -> str | None:
     """What holds the Turn, for an error: kinds and ids, never a body."""
     if view is None or not view.waiting_on:
         return None
-    return ", ".join(f"{reason.kind} {(reason.call_id or reason.id)!r}" for reason in view.waiting_on)
+    return ", ".join(
+        f"a retry after {view.recovery.last_error.kind}"
+        if reason.kind is WaitKind.RETRY and view.recovery is not None
+        else f"{reason.kind} {(reason.call_id or reason.id)!r}"
+        for reason in view.waiting_on
+    )
 
 
 def _spoken(value: JsonValue) -> str:

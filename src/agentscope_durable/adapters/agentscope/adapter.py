@@ -16,6 +16,7 @@ from agentscope_durable.adapters.agentscope.run import Run, Setup
 from agentscope_durable.adapters.agentscope.settle import settle_turn
 from agentscope_durable.adapters.agentscope.tools import ToolBinding, as_bindings
 from agentscope_durable.contracts.commands import RunEnd
+from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.journal import STATE_VERSION
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary, ReplayRule
 from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
@@ -44,13 +45,18 @@ class AgentScopeAdapter:
         scheduling: JournalScheduling | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
+        if not callable(factory):
+            raise InvalidRequest(
+                f"give a factory, `def make_agent(binding): return AgentBuilder(...)`, not {type(factory).__name__}",
+                path="factory",
+            )
         self._version = require()
         self._accept_untested = accept_untested_agentscope
         self._bindings = as_bindings(bindings)
         self._setup = Setup(
             factory=Factory(factory, harness=harness),
             bindings=self._bindings,
-            rules={name: ReplayRule(rule) for name, rule in (replay_rules or {}).items()},
+            rules={name: _replay_rule(name, rule) for name, rule in (replay_rules or {}).items()},
             version=self._version,
             channels=Channels(scheduling),
             environment=environment,
@@ -92,7 +98,7 @@ class AgentScopeAdapter:
 
         Raises:
             MissingExtra: AgentScope is not installed.
-            InvalidRequest: a binding or a rule is not one.
+            InvalidRequest: the factory, a binding or a rule is not one.
         """
         return cls(
             factory,
@@ -169,3 +175,10 @@ class AgentScopeAdapter:
 
     def classify(self, error: BaseException) -> bool | None:
         return classify_error(error)
+
+
+def _replay_rule(name: str, rule: ReplayRule | str) -> ReplayRule:
+    try:
+        return ReplayRule(rule)
+    except ValueError:
+        raise InvalidRequest(f"a replay rule is 'safe' or 'never', not {rule!r}", path=f"replay_rules.{name}") from None

@@ -156,6 +156,7 @@ class Factory:
         for name in ("name", "system_prompt", "model"):
             if arguments.get(name) is None:
                 raise AgentFactoryError(definition, f"AgentBuilder needs {name}=")
+        self._check_types(definition, arguments)
         for what, part in (
             ("AgentBuilder", described),
             ("Toolkit", arguments.get("toolkit")),
@@ -171,6 +172,16 @@ class Factory:
             )
         if self._harness and described.workspace is None:
             raise AgentFactoryError(definition, "for_harness needs AgentBuilder(workspace=...)")
+
+    @staticmethod
+    def _check_types(definition: str, arguments: dict[str, Any]) -> None:
+        from agentscope.model import ChatModelBase
+        from agentscope.tool import Toolkit
+
+        for name, kind in (("model", ChatModelBase), ("toolkit", Toolkit)):
+            given = arguments.get(name)
+            if given is not None and not isinstance(given, kind):
+                raise AgentFactoryError(definition, f"{name}= takes a {kind.__name__}, not a {type(given).__name__}")
 
     def _first_time(self, definition: str, what: str, part: Any) -> None:
         if self._seen.get(id(part)) is part:

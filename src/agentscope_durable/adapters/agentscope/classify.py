@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from agentscope_durable.contracts.errors import AgentFactoryError
+from agentscope_durable.contracts.errors import AgentFactoryError, DurableError
 
 __all__ = ["classify_error"]
 
@@ -63,6 +63,12 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _classify(error: BaseException) -> bool | None:
+    if isinstance(error, AgentFactoryError):
+        # A factory that could not reach something may do so later; one that is wrong stays wrong.
+        return isinstance(error.__cause__, OSError)
+    if isinstance(error, DurableError):
+        # An error of our own has a status for HTTP, which says nothing about a provider.
+        return None
     cause: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if cause is None:
@@ -73,9 +79,6 @@ def _classify(error: BaseException) -> bool | None:
         if type(cause).__name__ in _NETWORK or isinstance(cause, ConnectionError | TimeoutError):
             return True
         cause = cause.__cause__
-    if isinstance(error, AgentFactoryError):
-        # A factory that could not reach something may do so later; one that is wrong stays wrong.
-        return isinstance(error.__cause__, OSError)
     if any(kind.__name__ == "DeveloperOrientedException" for kind in type(error).__mro__):
         return False
     return None

@@ -8,7 +8,7 @@ rows before it and only those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +155,7 @@ def commit_queue(context: RunContext, channels: Channels, *, writer: str) -> Com
         # An input may be withdrawn at this moment: then its commit is refused, and nobody else's with it.
         alone=lambda part: bool(part.inputs),
         refusals=(InputsChanged,),
+        broken=broken,
     )
 
 

@@ -98,6 +98,7 @@ class Invocation:
         stopping: why the Run is being stopped; the state is not to be trusted from then on if `interrupted`.
         tools_running: local tools under way.
         reopened: the reply goes on although it was complete.
+        broken: set once nothing more can be committed.
         committed_content: public content of the present round's message; None when it has none.
     """
 
@@ -137,7 +138,8 @@ class Invocation:
         self.compressions = 0
         self._policy = policy
         self._environment = environment
-        self._queue = commit_queue(context, channels, writer=writer)
+        self.broken = asyncio.Event()
+        self._queue = commit_queue(context, channels, writer=writer, broken=self.broken.set)
         self._attempt = context.start.attempt
         self._steps = 0
         self._step: StepFact | None = None
@@ -195,6 +197,11 @@ class Invocation:
             raise HaltInTool(Halt(stop))
         if self._queue.failure is not None:
             raise HaltInTool(self._queue.failure)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why nothing more can be committed."""
+        return self._queue.failure
 
     def abandon(self) -> None:
         """From now on nothing of this Run becomes true."""

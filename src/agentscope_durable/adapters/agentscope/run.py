@@ -377,6 +377,9 @@ class Run:
             await self._leave(task)
             raise
         stop = run.stopping
+        if run.failure is not None:
+            _ = task.cancelled() or task.exception()
+            raise run.failure
         try:
             task.result()
         except BaseException as error:
@@ -401,21 +404,33 @@ class Run:
             pass
 
     async def _watch(self, task: asyncio.Task[None]) -> None:
-        """Wait for the drive; interrupt it when the Run has to stop."""
+        """Wait for the drive; interrupt it when the Run has to stop, or when nothing more can be committed."""
+        run = self._run
         changed: asyncio.Task[None] | None = None
+        broken = asyncio.create_task(run.broken.wait(), name=f"broken {run.run_id}")
         try:
             while not task.done():
                 if changed is None or changed.done():
-                    changed = asyncio.create_task(self._context.changed(), name=f"changed {self._run.run_id}")
-                _ = await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                    changed = asyncio.create_task(self._context.changed(), name=f"changed {run.run_id}")
+                waited: set[asyncio.Task[Any]] = {task, changed}
+                if not broken.done():
+                    waited.add(broken)
+                _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    return
+                if broken.done() and not run.interrupted:
+                    # A tool that still runs would keep its whole batch, and nothing it does can be told any more.
+                    run.interrupted = True
+                    _ = task.cancel()
                 stop = self._context.stop
-                if stop is not None and stop != self._run.stopping and not task.done():
-                    self._run.stopping = stop
+                if stop is not None and stop != run.stopping:
+                    run.stopping = stop
                     await self._interrupt(task, stop)
         finally:
-            if changed is not None and not changed.done():
-                _ = changed.cancel()
-                _ = await asyncio.wait({changed})
+            for waiting in (changed, broken):
+                if waiting is not None and not waiting.done():
+                    _ = waiting.cancel()
+                    _ = await asyncio.wait({waiting})
 
     async def _interrupt(self, task: asyncio.Task[None], stop: StopCause) -> None:
         run = self._run

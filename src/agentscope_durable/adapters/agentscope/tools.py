@@ -110,10 +110,16 @@ def as_bindings(bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding
         }
     else:
         listed = list(bindings)
+        if isinstance(bindings, str) or not all(isinstance(bound, ToolBinding) for bound in listed):
+            raise InvalidRequest('bindings are {"tool": "route"} or a list of ToolBinding', path="bindings")
         named = {bound.name: bound for bound in listed}
         if len(named) != len(listed):
             raise InvalidRequest("two tool bindings have the same name", path="bindings")
     for name, bound in named.items():
+        if not isinstance(bound, ToolBinding):
+            raise InvalidRequest(
+                f"a tool is bound to a route or a ToolBinding, not {type(bound).__name__}", path=f"bindings.{name}"
+            )
         if bound.name != name:
             raise InvalidRequest(f"the binding of {bound.name!r} stands under {name!r}", path=f"bindings.{name}")
     return named

@@ -194,7 +194,7 @@ class SqliteFile:
             run(f"pragma application_id={APPLICATION_ID}")
             run(f"pragma user_version={STORAGE_FORMAT}")
             run(SCHEMA)
-            run("insert into meta values('format', ?), ('revision', ?)", (str(STORAGE_FORMAT), STORAGE_REVISION))
+            run("insert into meta values('revision', ?)", (STORAGE_REVISION,))
             run("commit")
             run("pragma journal_mode=wal").fetchall()
             connection.close()

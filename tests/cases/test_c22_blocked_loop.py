@@ -1,0 +1,91 @@
+"""C22: a synchronous call blocked the event loop, heartbeats stopped, and a healthy run was declared dead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.status import ExecutionState, RunStatus, WaitKind
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final, local
+from tests.census.forks import ForkServer
+from tests.runtime.conftest import KEY, turn_is, until
+
+LEASE = 0.8
+"""Seconds. The shortest that a loaded machine keeps; the cases last some of these, by the real clock."""
+
+
+@pytest.mark.case("C22")
+@pytest.mark.spec("TM-09")
+@pytest.mark.backend("sqlite")
+async def test_a_host_whose_loop_is_blocked_keeps_its_work(forks: ForkServer, tmp_path: Path) -> None:
+    job = {"folder": str(tmp_path), "lease": LEASE, "seconds": 3 * LEASE}
+    blocked = asyncio.create_task(asyncio.to_thread(forks.run, "tests.cases.programs:block_the_loop", job))
+    await until((tmp_path / "held").exists)
+
+    ledger = Ledger(tmp_path / "effects")
+    harness = ScriptedHarness([local("hold"), final("{results}")], ledger=ledger)
+    async with LocalBackend.open(tmp_path / "store") as backend:
+        other = DurableRuntime(
+            backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.02, lease=LEASE
+        )
+        async with other:
+            await other.start()
+            ended = await blocked
+            assert ended.code == 0, ended.output
+
+    assert ledger.count("tool") == 1
+    (owner,) = json.loads(ended.output.splitlines()[-1])["runs"]
+    assert owner.startswith("blocked-")
+    assert "the event loop was blocked for" in ended.output
+
+
+@pytest.mark.case("C22")
+@pytest.mark.spec("RC-02")
+@pytest.mark.backend("sqlite")
+async def test_a_host_that_could_not_even_renew_is_refused_and_tells_what_it_knows(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    """SIGSTOP is C code that holds everything: no thread renews. Its process lives on, so only the lease can tell."""
+    job = {"folder": str(tmp_path), "lease": LEASE}
+    first = asyncio.create_task(asyncio.to_thread(forks.run, "tests.cases.programs:work_to_a_gate", job))
+    await until((tmp_path / "gate.reached").exists)
+    frozen = int((tmp_path / "pid").read_text())
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        ledger = Ledger(tmp_path / "effects")
+        harness = ScriptedHarness([local("pay", gate="gate"), final("{results}")], ledger=ledger, gates=Gates(tmp_path))
+        async with LocalBackend.open(tmp_path / "store") as backend:
+            second = DurableRuntime(
+                backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.02, lease=LEASE
+            )
+            async with second:
+                session = second.get_session(KEY)
+                (view,) = await session.list_turns()
+                turn = session.get_turn(view.turn_id)
+                await second.start()
+                # A payment that was started and whose outcome nobody here knows.
+                view = await turn_is(turn, "WAITING")
+                assert [waiting.kind for waiting in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+
+                # The old owner wakes up and finishes its tool. It may not commit; what it knows is taken as a fact.
+                Gates(tmp_path).open("gate")
+                os.kill(frozen, signal.SIGCONT)
+                await turn_is(turn, "COMPLETED")
+                (call,) = await turn.list_tools()
+                assert (call.state, call.result["value"]) == (ExecutionState.COMPLETED, "ok")
+                runs = list(await turn.list_runs())
+                assert (runs[0].status, runs[0].owner[:6]) == (RunStatus.LOST, "first-")
+                assert all(run.owner == second.owner for run in runs[1:])
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    ended = await first
+    assert ended.code == 0, ended.output
+    assert ledger.count("tool") == 1
