@@ -73,7 +73,7 @@ THIRD_PARTIES: dict[str, frozenset[str]] = {
 LAZY_THIRD_PARTIES: dict[str, frozenset[str]] = {
     "testing": frozenset({"agentscope"}),
     "journal": frozenset({"agentscope"}),
-    "adapters.agentscope": frozenset({"agentscope", "pydantic"}),
+    "adapters.agentscope": frozenset({"agentscope", "pydantic", "jsonschema"}),  # what AgentScope itself speaks
     "adapters.claude": frozenset({"anthropic"}),
     "adapters.agui": frozenset({"ag_ui"}),
 }

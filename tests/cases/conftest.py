@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -15,5 +16,8 @@ __all__ = ["backend", "clock", "hosts"]
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
     """Real processes, one at a time, that know nothing of each other."""
-    with ForkServer("tests.cases.programs") as server:
+    modules = ["tests.cases.programs"]
+    if importlib.util.find_spec("agentscope") is not None:
+        modules += ["agentscope.agent", "agentscope.event", "agentscope.middleware"]
+    with ForkServer(*modules) as server:
         yield server

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import os
 import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from agentscope_durable import _failpoints
 from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.status import ReplayRule
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing.ledger import Ledger
-from agentscope_durable.testing.scripted_harness import ScriptedHarness
+from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
+from tests.census.job_executor import JobExecutor
 from tests.runtime.conftest import KEY, turn_is, until
 
 ROUTE = "ops"
@@ -27,7 +36,7 @@ def ledger_of(job: Mapping[str, Any]) -> Ledger:
 
 
 @asynccontextmanager
-async def host(job: Mapping[str, Any], harness: ScriptedHarness, **options: Any) -> AsyncIterator[DurableRuntime]:
+async def host(job: Mapping[str, Any], harness: HarnessAdapter, **options: Any) -> AsyncIterator[DurableRuntime]:
     async with LocalBackend.open(Path(job["folder"]) / "store") as backend:
         runtime = DurableRuntime(
             backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05, **options
@@ -119,17 +128,15 @@ async def work_to_a_gate(job: dict[str, Any]) -> None:
 
 async def poison(job: dict[str, Any]) -> None:
     """C28: whoever runs this Turn is killed where the job says; its neighbour is run as usual."""
-    from tests.cases.test_c28_poison import SCRIPTS
+    from tests.cases.test_c28_poison import harness_of
 
-    _failpoints.observe(None)
-    harness = ScriptedHarness(SCRIPTS, ledger=ledger_of(job), tools={"crash": die})
-    async with host(job, harness) as runtime:
+    async with host(job, harness_of(job["kind"], die)) as runtime:
         session = await runtime.create_session(KEY, "agent")
-        turn = await session.submit("r1", job["poison"])
-        neighbour = await (await session.create_thread("neighbour", "agent")).submit("r2", "harmless")
         await runtime.start()
-        await turn_is(neighbour, "COMPLETED")
-        await turn_is(turn, where=lambda view: view.status.terminal or view.waiting_on[:1] != ())
+        neighbour = await session.create_thread("neighbour", "agent")
+        await neighbour.call("r2", "harmless", timeout=20)
+        turn = await session.submit("r1", job["poison"])
+        await turn_is(turn, "WAITING")
 
 
 async def end_some_way(job: dict[str, Any]) -> None:

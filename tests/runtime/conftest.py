@@ -113,6 +113,7 @@ async def turn_is(turn: Any, *statuses: str, where: Callable[[Any], bool] = lamb
     async with asyncio.timeout(SECONDS), turn.stream_events() as events:
         view = await turn.status()
         while not ((not statuses or view.status in statuses) and where(view)):
+            assert not (statuses and view.status.terminal), f"it has ended: {view}"
             await anext(events)
             view = await turn.status()
         return view

@@ -134,8 +134,10 @@ def entry(type: JournalEventType, /, **payload: Any) -> JournalEntry:
     return JournalEntry(type, msgspec.Raw(_encode(payload)))
 
 
-def commit_queue(context: RunContext, channels: Channels, *, writer: str) -> CommitQueue[Increment, StepReceipt]:
-    """The queue through which everything of one Run becomes true."""
+def commit_queue(
+    context: RunContext, channels: Channels, *, writer: str, broken: Callable[[], None]
+) -> CommitQueue[Increment, StepReceipt]:
+    """The queue through which everything of one Run becomes true; `broken` is told once nothing more can."""
 
     async def send(parts: list[Increment]) -> StepReceipt:
         whole = parts[0]

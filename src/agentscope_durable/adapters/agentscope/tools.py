@@ -17,7 +17,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -105,23 +105,23 @@ def as_bindings(bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding
         InvalidRequest: a binding stands under another name than its own, or a name twice.
     """
     if isinstance(bindings, Mapping):
-        named = {
-            name: ToolBinding(name, bound) if isinstance(bound, str) else bound for name, bound in bindings.items()
-        }
+        given: list[tuple[str, object]] = list(cast("Mapping[str, object]", bindings).items())
+    elif isinstance(bindings, str):
+        raise InvalidRequest('bindings are {"tool": "route"} or a list of ToolBinding', path="bindings")
     else:
-        listed = list(bindings)
-        if isinstance(bindings, str) or not all(isinstance(bound, ToolBinding) for bound in listed):
-            raise InvalidRequest('bindings are {"tool": "route"} or a list of ToolBinding', path="bindings")
-        named = {bound.name: bound for bound in listed}
-        if len(named) != len(listed):
-            raise InvalidRequest("two tool bindings have the same name", path="bindings")
-    for name, bound in named.items():
+        given = [(getattr(bound, "name", ""), bound) for bound in bindings]
+    named: dict[str, ToolBinding] = {}
+    for name, bound in given:
+        path = f"bindings.{name}" if name else "bindings"
+        if isinstance(bound, str) and name:
+            bound = ToolBinding(name, bound)
         if not isinstance(bound, ToolBinding):
-            raise InvalidRequest(
-                f"a tool is bound to a route or a ToolBinding, not {type(bound).__name__}", path=f"bindings.{name}"
-            )
+            raise InvalidRequest(f"a tool is bound to a route or a ToolBinding, not {type(bound).__name__}", path=path)
         if bound.name != name:
-            raise InvalidRequest(f"the binding of {bound.name!r} stands under {name!r}", path=f"bindings.{name}")
+            raise InvalidRequest(f"the binding of {bound.name!r} stands under {name!r}", path=path)
+        if name in named:
+            raise InvalidRequest("two tool bindings have the same name", path="bindings")
+        named[name] = bound
     return named
 
 
