@@ -290,7 +290,7 @@ class Runner:
         return True
 
     def _may_retry(self, adapter: HarnessAdapter | None, error: BaseException) -> bool:
-        for ask in (None if adapter is None else adapter.classify, self._retryable_failure):
+        for ask in (self._retryable_failure, None if adapter is None else adapter.classify):
             if ask is None:
                 continue
             try:

@@ -372,7 +372,7 @@ async def test_a_thread_cannot_be_stopped_so_a_cancel_waits_for_its_end(tmp_path
     stage = await agents.stage()
     turn = await stage.submit("r1", "go")
     run = asyncio.create_task(stage.step())
-    await asyncio.to_thread(entered.wait)
+    assert await asyncio.to_thread(entered.wait, 20)
 
     await stage.cancel(turn)
     _ = await asyncio.wait({run}, timeout=0.3)
