@@ -3,8 +3,8 @@
 (d) From `kill -9` of the process that runs a Turn to the first commit of another one for the same Turn:
     at once          the other one runs already, on the same machine: the lock of the dead one tells (D14)
     beyond the lease the same with the lock withheld, so that only the lease tells: counted from its end
-    cold start       nobody else runs; an interpreter is started at the moment of the kill (AgentScope's own import, 1.5 s
-                     and more, is not in it)
+    cold start       nobody else runs; an interpreter is started at the moment of the kill (AgentScope's own import
+                     is not in it: some 1.5 s more)
 
 Every host is a process of its own with default options (it polls twice a second; no hint crosses processes). The clock
 is the machine's, the same in all of them; a host tells the time of a commit when the store has made it.

@@ -21,7 +21,7 @@ from agentscope_durable.testing.scripted_harness import (
     local,
     say,
 )
-from tests.runtime.conftest import KEY, kill, turn_is, until
+from tests.runtime.conftest import KEY, kill, turn_is
 
 STEPS = [say(f"step {number}") for number in (1, 2, 3, 4)]
 SAID = ["step 1", "step 2", "step 3", "step 4"]
@@ -92,4 +92,3 @@ async def _reach(end: str, gates: Gates, runtime: DurableRuntime, turn: Any) -> 
     act: Callable[[str], Any] | None = {"user cancel": turn.cancel, "pause": turn.pause}.get(end)
     if act is not None:
         await act("stop")
-    await until(lambda: True)

@@ -25,7 +25,7 @@ async def test_a_turn_lost_between_steps_goes_on_and_so_do_those_behind_it(hosts
 
     # Nobody is there: the reason can be seen as soon as the lease is over, and the four behind wait for the first.
     clock.advance(int(LEASE * 1000) + 1)
-    view = await (await _reader(hosts)).get_session(KEY).get_turn(turns[0].turn_id).status()
+    view = await (await hosts.open()).get_session(KEY).get_turn(turns[0].turn_id).status()
     assert (view.status, [waiting.kind for waiting in view.waiting_on]) == (TurnStatus.RUNNING, [WaitKind.HOST])
     assert view.lease is not None and not view.lease.alive
 
@@ -40,7 +40,3 @@ async def test_a_turn_lost_between_steps_goes_on_and_so_do_those_behind_it(hosts
     assert runs[1].resumed_from_step_id is not None
     said = [message.text for message in await session.history() if message.role == "assistant"]
     assert said == ["one", "two", "three", "done", "done", "done", "done", "done"]
-
-
-async def _reader(hosts: Hosts):
-    return await hosts.open()

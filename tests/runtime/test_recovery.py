@@ -512,11 +512,19 @@ async def test_a_turn_in_flight_waits_for_a_host_that_reads_its_state(hosts: Hos
     turn = await submit(first)
     await turn_is(turn, TurnStatus.WAITING)
     await first.close()
-    other = await hosts.open(ScriptedHarness(script, writer="scripted 2"))
+    # A short lease renews often, so the other hosts and people soon hear what this one cannot read.
+    other = await hosts.open(ScriptedHarness(script, writer="scripted 2"), lease=0.3)
     again = other.get_session(KEY).get_turn(turn.turn_id)
     (question,) = await again.pending_interactions()
     await again.respond("a1", question.interaction_id, True)
     await until(lambda: any(type(error).__name__ == "Incompatible" for error in hosts.errors))
+
+    async def names_the_version() -> bool:
+        waiting = (await again.status()).waiting_on
+        return any("scripted 1" in reason.next_action for reason in waiting)
+
+    await until(names_the_version)
+    assert len((await again.list_runs()).items) == 2
     await other.close()
     assert "scripted 1" in str(next(error for error in hosts.errors if type(error).__name__ == "Incompatible"))
     third = await hosts.open(ScriptedHarness(script, writer="scripted 1"))

@@ -320,16 +320,25 @@ class Queries:
         due = due_ms(state)
         unclaimed = active is None or lease is None or not lease.alive
         if thread.current == turn.turn_id and unclaimed and due is not None and due <= records.now_ms:
-            waiting = await self._unclaimed(thread.binding, since_ms=max(state.updated_ms, due))
+            writer = thread.writer if active is None else active.writer or thread.writer
+            waiting = await self._unclaimed(
+                thread.binding, writer if state.runs else "", since_ms=max(state.updated_ms, due)
+            )
             view = replace(view, waiting_on=(*view.waiting_on, waiting))
         return view
 
-    async def _unclaimed(self, binding: Binding, *, since_ms: int) -> Waiting:
-        """Why nobody has taken a Turn that could run: no host there is has its definition, or none has come to it."""
+    async def _unclaimed(self, binding: Binding, writer: str, *, since_ms: int) -> Waiting:
+        """Why nobody has taken a Turn that could run: no host there is has its definition, none reads the state of
+        the `writer` it is in flight with (D21), or none has come to it."""
         alive = [_host_notice(owner) for owner in await self._records.owners() if owner.alive]
-        missing = bool(alive) and not any(binding.ready_class in notice.classes for notice in alive)
-        kind = WaitKind.DEFINITION_MISSING if missing else WaitKind.HOST
+        serving = [notice for notice in alive if binding.ready_class in notice.classes]
         name = f"{binding.harness}@{binding.definition_version}"
+        if serving and writer and all(writer in notice.refused for notice in serving):
+            action = f"Start a host whose agent library is version {writer}, which wrote the state of this Turn."
+            return Waiting(
+                kind=WaitKind.DEFINITION_MISSING, id=f"{name} ({writer})", since_ms=since_ms, next_action=action
+            )
+        kind = WaitKind.DEFINITION_MISSING if alive and not serving else WaitKind.HOST
         return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=NEXT_ACTION[kind])
 
     # ---- events ----

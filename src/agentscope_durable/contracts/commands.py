@@ -141,6 +141,7 @@ class Claim(Command, frozen=True, tag="claim"):
         served: ready classes this host can run.
         dead: owners this host knows to be gone (D14).
         takeovers_max: takeovers without a new checkpoint after which a person must look (D13).
+        refused: writers whose state this host cannot continue; a Turn in flight of theirs is left (D21).
         again: the answer of this host's last claim of the Thread was lost, and nothing was done since: if the Thread
             is its own already, it is by that claim, whose receipt is given again.
     """
@@ -150,6 +151,7 @@ class Claim(Command, frozen=True, tag="claim"):
     served: tuple[str, ...]
     dead: tuple[str, ...] = ()
     takeovers_max: int = 5
+    refused: tuple[str, ...] = ()
     again: bool = False
 
 

@@ -32,8 +32,10 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
         classes: ready classes it serves.
         routes: executor routes it serves.
         draining: it claims nothing new.
+        refused: writers whose state it cannot continue (D21).
     """
 
     classes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     draining: bool = False
+    refused: tuple[str, ...] = ()

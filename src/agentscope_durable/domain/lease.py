@@ -71,6 +71,10 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
         _require_lost(draft, active)
     record = draft.turn(c.thread_id, thread.current)
     state = record.state
+    writer = (active.writer if active is not None else "") or thread.writer
+    if state.runs and writer in c.refused:
+        # In flight, and written by a version this host does not read: for another host (D21).
+        return Unchanged(NOTHING)
     lost_run = ""
     if active is not None:
         state, lost_run = _close_lost_run(draft, c, record, state, active)

@@ -61,6 +61,9 @@ GIVE_BACK_WAIT = 0.2
 GIVE_BACK_WAIT_MAX = 10.0
 """Seconds between two tries to give a Thread back: doubling from the first to the second."""
 
+REFUSED_MAX = 64
+"""Writers a host remembers that it cannot continue."""
+
 RetryableFailure = Callable[[BaseException], bool | None]
 """The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
 
@@ -98,12 +101,25 @@ class Runner:
         self._policy = policy
         self._retryable_failure = retryable_failure
         self._takeovers_max = takeovers_max
+        self._refused: dict[str, None] = {}
+        self.on_refused: Callable[[], None] = lambda: None
         self._states = LiveStates()
         self._runs: set[LiveRun] = set()
 
     @property
     def served(self) -> tuple[str, ...]:
         return tuple(self._harnesses)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Writers whose state no harness of this host continues, as far as it has met them."""
+        return tuple(self._refused)
+
+    def _refuse(self, writer: str) -> None:
+        while len(self._refused) >= REFUSED_MAX:
+            self._refused.pop(next(iter(self._refused)))
+        self._refused[writer] = None
+        self.on_refused()
 
     def tell(self) -> None:
         """The host is closing: every Run looks at its `stop`."""
@@ -124,6 +140,7 @@ class Runner:
                 served=self.served,
                 dead=dead,
                 takeovers_max=self._takeovers_max,
+                refused=tuple(self._refused),
             )
         )
         if claimed.purpose is ClaimPurpose.NOTHING:
@@ -233,6 +250,7 @@ class Runner:
         adapter = self._harnesses[binding.ready_class]
         if claimed.run_number > 1 and claimed.writer and not adapter.accepts_writer(claimed.writer):
             # A Turn in flight is continued by a version that reads its state (D21); this host is not the one.
+            self._refuse(claimed.writer)
             raise Incompatible(
                 f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
             )

@@ -232,8 +232,8 @@ class DurableRuntime:
             if self._heartbeat is not None or self._host.draining:
                 return
             self._tell_missing_routes()
-            notice = HostNotice(classes=self._runner.served, routes=tuple(self._executors))
-            heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, msgspec.json.encode(notice))
+            heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
+            self._runner.on_refused = lambda: heartbeat.publish(self._notice())
             # The lease stands before the first claim. The first renewal blocks, so not on the loop.
             await self._environment.call_in_thread(heartbeat.start)
             self._heartbeat = heartbeat
@@ -244,6 +244,17 @@ class DurableRuntime:
                 self._dispatcher = Dispatcher(self._host, self._executors, parallelism=self._executor_parallelism)
                 self._loops.start(self._dispatcher.run(), name="dispatcher")
             log.info("host %s started", self.owner, extra={"owner": self.owner})
+
+    def _notice(self) -> bytes:
+        """What this host tells the others with each renewal of its lease."""
+        return msgspec.json.encode(
+            HostNotice(
+                classes=self._runner.served,
+                routes=tuple(self._executors),
+                draining=self._host.draining,
+                refused=self._runner.refused,
+            )
+        )
 
     async def drain(self, timeout: float | None = DRAIN_TIMEOUT) -> bool:
         """Take no new work, and wait until what runs here has ended; admitting and reading go on (D20).
@@ -256,6 +267,8 @@ class DurableRuntime:
         """
         self._door.check()
         self._host.draining = True
+        if self._heartbeat is not None:
+            self._heartbeat.publish(self._notice())
         if self._scheduler is None:
             return True
         self._scheduler.wake()

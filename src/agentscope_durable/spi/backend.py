@@ -18,6 +18,10 @@ class Heartbeat(Protocol):
 
     def start(self) -> None: ...
 
+    def publish(self, published: bytes) -> None:
+        """What the next renewals tell about this host."""
+        ...
+
     @property
     def last_renewal(self) -> float:
         """`Environment.monotonic()` of the last renewal that succeeded."""

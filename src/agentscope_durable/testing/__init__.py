@@ -1,6 +1,7 @@
 """For those who test with this library or build for it: contract suites, fakes that pass them, and census checks.
 
-Nothing is loaded before it is used; the contract suites need pytest. The scripted model, which needs AgentScope, is `testing.scripted_model`.
+Nothing is loaded before it is used. The contract suites need pytest; the scripted model, which needs AgentScope, is
+`testing.scripted_model`.
 """
 
 from __future__ import annotations

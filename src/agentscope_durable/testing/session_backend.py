@@ -92,7 +92,8 @@ class SessionBackendContract:
             turn_id=claimed.turn_id,
             run_id=claimed.run_id,
             fence=claimed.fence,
-            **{"expected_position": claimed.position, **fields},
+            expected_position=claimed.position,
+            **fields,
         )
 
     # ---- atomic ----

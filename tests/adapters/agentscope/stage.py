@@ -446,17 +446,21 @@ class Stage:
             )
         if context.ended is None:
             assert end is not None, "the adapter said that its last commit ended the run"
-            await context.commit(
-                c.CommitStep(
-                    session=self.session,
-                    thread_id=self.thread_id,
-                    turn_id=claimed.turn_id,
-                    run_id=claimed.run_id,
-                    fence=claimed.fence,
-                    expected_position=context.position,
-                    end=end,
+            try:
+                await context.commit(
+                    c.CommitStep(
+                        session=self.session,
+                        thread_id=self.thread_id,
+                        turn_id=claimed.turn_id,
+                        run_id=claimed.run_id,
+                        fence=claimed.fence,
+                        expected_position=context.position,
+                        end=end,
+                    )
                 )
-            )
+            except Abandoned:
+                context.over = True
+                return True
         if end is not None and end.kind is c.RunEndKind.CANCELLED:
             after = replace(
                 claimed,

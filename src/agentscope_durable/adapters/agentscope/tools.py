@@ -295,7 +295,8 @@ def _external_class() -> Any:
             self.name = binding.name
             self.description = binding.description or (native.description if native is not None else "")
             schema = binding.input_schema if binding.input_schema is not None else native.input_schema
-            self.input_schema = schema
+            # AgentScope refuses a schema that does not spell these out.
+            self.input_schema = {"type": "object", "properties": {}, **schema}
             self.is_concurrency_safe = binding.concurrent if native is None else native.is_concurrency_safe
             self.is_read_only = binding.read_only if native is None else native.is_read_only
             self.is_mcp = native is not None and native.is_mcp
