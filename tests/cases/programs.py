@@ -16,8 +16,10 @@ from typing import Any
 
 from agentscope_durable import _failpoints
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.status import ReplayRule
+from agentscope_durable.contracts.status import ReplayRule, WaitKind
+from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.spi.executor import Cancelled, Succeeded
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
@@ -66,8 +68,20 @@ async def answer_in_order(job: dict[str, Any]) -> None:
             await turn.respond(f"a{index}", questions[f"c1.{index}"].interaction_id, index not in DENIED)
             if place == job["die_at"]:
                 die()
-        await turn_is(turn, "COMPLETED")
+        # The former process may have died in the middle of a tool: then evidence says what became of it.
+        while not (await turn_is(turn, where=_stopped)).status.terminal:
+            for waiting in (await turn.status()).waiting_on:
+                if waiting.kind is WaitKind.TOOL_UNKNOWN and waiting.call_id is not None:
+                    happened = ledger.count(f"tool {turn.turn_id} {waiting.call_id} ")
+                    result = Succeeded(value="it has happened") if happened else Cancelled("it has not happened")
+                    await HostOperations(runtime._host.backend).reconcile_tool(
+                        turn, waiting.call_id, request_id=f"e-{waiting.call_id}", result=result, evidence_ref="ledger"
+                    )
         await check(turn, ledger)
+
+
+def _stopped(view: Any) -> bool:
+    return view.status.terminal or any(waiting.kind is WaitKind.TOOL_UNKNOWN for waiting in view.waiting_on)
 
 
 async def ten_calls(job: dict[str, Any]) -> None:

@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
-from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.journal import JournalBatch
-from agentscope_durable.contracts.records import ThreadRecord, decode
-from agentscope_durable.journal.checkpoint import fold, to_state_json
 from agentscope_durable.runtime.hints import LocalWakeups
-from agentscope_durable.spi.record_store import Reads, StreamRange
 from agentscope_durable.testing.census import replay_agrees, transcript_valid
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.scripted_model import Call, by_round, scripted_model
 from tests.runtime.conftest import KEY, Hosts, all_events, turn_is
 
 pytest.importorskip("agentscope")
+
+from tests.census.agentscope_world import provider_form, stored_contexts
 
 
 def agent(effects: list[str]) -> Any:
@@ -62,8 +59,6 @@ def agent(effects: list[str]) -> Any:
 async def test_a_write_that_fails_after_the_answer_never_parts_a_call_from_its_result(
     hosts: Hosts, fault: str, nth: int
 ) -> None:
-    from tests.census.agentscope_world import provider_form
-
     faulty = FaultyRecordStore(hosts.backend.records)
     backend = TransactionalSessionBackend(faulty, wakeups=LocalWakeups())
     effects: list[str] = []
@@ -86,24 +81,8 @@ async def test_a_write_that_fails_after_the_answer_never_parts_a_call_from_its_r
     assert all(story[0] == "tool.requested" and story.count("tool.completed") == 1 for story in told.values())
     assert await replay_agrees(backend, KEY) == []
     # ... and so did whoever restored the agent at any position.
-    for context in await contexts(hosts.backend.records):
+    contexts = await stored_contexts(hosts.backend, KEY, "main")
+    assert len(contexts) > 5
+    for context in contexts:
         dangling = [wrong for wrong in transcript_valid(provider_form(context)) if "ends without" not in wrong]
         assert dangling == []
-
-
-async def contexts(records: Any) -> list[list[Any]]:
-    """The agent's conversation at each position that was stored."""
-    partition, key = keys.partition(KEY), keys.thread("main")
-    thread = decode(ThreadRecord, (await records.read(partition, Reads(keys=(key,)))).keys[key])
-    wanted = StreamRange("main", thread.base_at, thread.checkpoint_at)
-    rows = (await records.read(partition, Reads(streams=(wanted,)))).streams[wanted]
-    batches = [(row.at, JournalBatch.decode(row.journal, position=row.at)) for row in rows if row.journal]
-    found = []
-    for count in range(1, len(batches) + 1):
-        state = fold(batches[:count])
-        if state.base_at is not None:
-            import json
-
-            found.append(json.loads(to_state_json(state))["context"])
-    assert len(found) > 5
-    return found

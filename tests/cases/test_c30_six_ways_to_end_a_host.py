@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_however_a_host_ends_its_turn_goes_on_and_ends_the_same(forks: ForkServe
     job = {"folder": str(tmp_path), "way": way}
     ended = forks.run("tests.cases.programs:end_some_way", job)
     assert ended.code != 0, f"it was to end early: {ended.output}"
+    assert ended.signal != signal.SIGABRT, f"it did not end by itself: {ended.output}"
 
     second = forks.run("tests.cases.programs:finish", job)
     assert second.code == 0, f"{ended.output}\n{second.output}"

@@ -16,6 +16,7 @@ from agentscope.tool import FunctionTool, Toolkit
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, current_origin
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.journal import JournalBatch
 from agentscope_durable.contracts.records import ThreadRecord, decode
 from agentscope_durable.journal.checkpoint import fold, to_state_json
@@ -111,24 +112,35 @@ class AgentScopeWorld:
         return self._model.count(MODEL_REQUEST)
 
     async def transcript(self, backend: SessionBackend) -> list[str]:
-        """The conversation as it is stored, and as the model was given it each time."""
-        records = backend.records  # type: ignore[attr-defined]
-        partition = keys.partition(KEY)
-        thread = decode(
-            ThreadRecord, (await records.read(partition, Reads(keys=(keys.thread(THREAD),)))).keys[keys.thread(THREAD)]
-        )
-        wanted = StreamRange(THREAD, thread.base_at, thread.checkpoint_at)
-        rows = (await records.read(partition, Reads(streams=(wanted,)))).streams[wanted]
-        batches = []
-        for row in rows:
-            if row.journal:
-                body = await backend._bodies.open_column(KEY, row.journal)  # type: ignore[attr-defined]
-                batches.append((row.at, JournalBatch.decode(body, position=row.at)))
-        state = json.loads(to_state_json(fold(batches)))
-        return [
-            *self._complaints.lines,
-            *(f"stored: {problem}" for problem in transcript_valid(provider_form(state["context"]))),
-        ]
+        """The conversation as the model was given it each time, and as it was stored at each position (C08)."""
+        wrong = self._complaints.lines
+        contexts = await stored_contexts(backend, KEY, THREAD)
+        for number, context in enumerate(contexts):
+            problems = transcript_valid(provider_form(context))
+            if number < len(contexts) - 1:
+                # On the way a call may wait for its result; a result never waits for its call.
+                problems = [problem for problem in problems if "ends without" not in problem]
+            wrong += [f"stored context {number}: {problem}" for problem in problems]
+        return wrong
+
+
+async def stored_contexts(backend: Any, session: SessionKey, thread_id: str) -> list[list[Any]]:
+    """The agent's messages at each position at which they were stored, from the last base on."""
+    partition, key = keys.partition(session), keys.thread(thread_id)
+    records = await backend.records.read(partition, Reads(keys=(key,)))
+    thread = decode(ThreadRecord, records.keys[key])
+    wanted = StreamRange(thread_id, thread.base_at, thread.checkpoint_at)
+    rows = (await backend.records.read(partition, Reads(streams=(wanted,)))).streams[wanted]
+    batches: list[tuple[int, JournalBatch]] = []
+    found: list[list[Any]] = []
+    for row in rows:
+        if row.journal:
+            body = await backend._bodies.open_column(session, row.journal)
+            batches.append((row.at, JournalBatch.decode(body, position=row.at)))
+            state = fold(batches)
+            if state.base_at is not None:
+                found.append(json.loads(to_state_json(state))["context"])
+    return found
 
 
 def provider_form(messages: Sequence[Any]) -> list[dict[str, Any]]:

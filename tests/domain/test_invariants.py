@@ -792,6 +792,7 @@ class Helpers(Players):
         step = c.CommitStep(
             **owner,
             expected_position=claimed.position,
+            journal=b"[]",
             checkpoint=True,
             tools=tuple(tool for tool in tools if tool is not None),
             answers=tuple(one.id for one in state.conditions if one.ready and one.kind in ASKS),

@@ -156,6 +156,8 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
     if c.end is not None or c.answers:
         _require_calls(draft, c, active.turn)
+    if c.checkpoint and not c.journal:
+        raise InvalidRequest("a checkpoint carries native state; without it the former one stands", path="journal")
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     state = active.turn

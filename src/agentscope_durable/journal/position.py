@@ -3,7 +3,7 @@
 Rule 1: reasoning progress is cumulative over the Runs of a Turn and has nothing to do with the Steps of a Run (TP-01).
 A recovered Run continues the count; a new Turn begins at zero.
 Rule 2: the position is a field of its own beside the native state's fields, changed member by member. It holds what
-recovery needs and the native state cannot say: which phase, what was answered from a receipt, what has to be told later.
+recovery needs and the native state cannot say: which phase, what has a receipt, what has to be told later.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def read_position(field: msgspec.Raw | Mapping[str, msgspec.Raw] | None) -> Agen
 
 
 class PositionWriter:
-    """The rows by which a position differs from what is stored of it. Like the state's, they count as stored at once."""
+    """The rows by which a position differs from what is stored of it. Like a state's, they count as stored at once."""
 
     def __init__(self, stored: Mapping[str, bytes] | None = None) -> None:
         self._stored: dict[str, bytes] | None = None if stored is None else dict(stored)

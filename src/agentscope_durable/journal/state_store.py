@@ -1,7 +1,7 @@
 """The place where AgentScope 2.0 programs kept an agent's state: one value per user and session.
 
-Rule: it is a copy for the way back (AS-23) and a source for the first time only (AS-21). It is never read once a journal
-exists, never written ahead of a commit, and its failure costs nothing but the copy (AS-31).
+Rule: it is a copy for the way back (AS-23) and a source for the first time only (AS-21). It is never read once a
+journal exists, never written ahead of a commit, and its failure costs nothing but the copy (AS-31).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 from agentscope_durable.spi.environment import Environment
@@ -74,11 +73,20 @@ class Bell:
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks of one's own and wait until they have ended. What they raise was theirs and is over."""
+    """Cancel tasks of one's own and wait until they have ended. What they raise was theirs and is over.
+
+    A cancellation of the caller meanwhile is the caller's: it is raised when the tasks have ended, never lost.
+    """
     for task in tasks:
         task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while waiting := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
     for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-            if not task.cancelled():
-                _ = task.exception()
+        if not task.cancelled():
+            _ = task.exception()
+    if cancelled is not None:
+        raise cancelled

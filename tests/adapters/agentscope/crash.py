@@ -99,7 +99,7 @@ async def report(stage: Stage, turn: str, scenario: Any, points: Points) -> dict
     lines = scenario.ledger.lines()
     requests = Counter(line["name"] for line in lines)
     messages = [(m.input_kind or m.id.removeprefix(turn), m.role, m.text, m.structured) for m in await stage.messages()]
-    calls = [call for call in await stage.model_calls(turn)]
+    calls = await stage.model_calls(turn)
     return {
         "status": view.status,
         "finish": None if view.result is None else view.result.finish_reason,

@@ -102,7 +102,7 @@ class Plain(Scenario):
 
 
 class Outside(Scenario):
-    """A concurrent round of an external, an asking and a reading tool; an external one that asks; a steer at the end."""
+    """A concurrent round of an external, an asking and a reading tool; an external that asks; a steer at the end."""
 
     never = ("risky",)
 

@@ -1,7 +1,7 @@
 """A stage for adapter stories: a host without a scheduler, so that every commit of a Run is at a known place.
 
 It claims, runs, performs external calls, answers questions and settles, each in one visible step, over a real backend.
-`on_commit` sees every owner commit before and after it is made; a test may kill, raise, cancel or ask for a pause there.
+`on_commit` sees every owner commit before and after it is made; a test may kill, raise, cancel or pause there.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ async def test_a_tool_that_returns_something_else_is_a_definite_error(tmp_path: 
     class Odd(ToolBase):
         name = "odd"
         description = "odd"
-        input_schema = {"type": "object", "properties": {}}  # noqa: RUF012
+        input_schema = {"type": "object", "properties": {}}
         is_concurrency_safe = True
         is_read_only = False
 

@@ -1,4 +1,4 @@
-"""Calls that leave the agent: permission first, intent with the state, each answer to its own call, each result once."""
+"""Calls that leave the agent: permission first, intent with the state, each answer to its call, each result once."""
 
 from __future__ import annotations
 

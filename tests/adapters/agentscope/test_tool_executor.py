@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("agentscope")
 
 from agentscope.message import Base64Source, DataBlock, TextBlock
-from agentscope.tool import Toolkit, ToolChunk
+from agentscope.tool import ToolChunk, Toolkit
 
 from agentscope_durable.adapters.agentscope import AgentScopeToolExecutor, ToolError, current_origin
 from agentscope_durable.contracts.identity import SessionKey

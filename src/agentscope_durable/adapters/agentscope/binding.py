@@ -82,7 +82,7 @@ class Binding:
             Misuse: this release has none yet.
         """
         raise Misuse(
-            "binding.workspace() is not available in this release: give AgentBuilder a workspace or an offloader of your own"
+            "binding.workspace() is not available in this release: give AgentBuilder a workspace, or an offloader"
         )
 
 

@@ -10,7 +10,7 @@ Rule 3: a result counts as applied in the commit whose state contains it, or no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +168,7 @@ class Calls:
     # ---- into a commit ----
 
     @contextmanager
-    def maskable(self, state: Any) -> Iterator[None]:
+    def maskable(self, state: Any) -> Generator[None, None, None]:
         """While the state is written: calls that are allowed and not started stand as before (Rule 2).
 
         Nothing may be awaited inside.

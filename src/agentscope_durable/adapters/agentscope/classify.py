@@ -1,7 +1,7 @@
 """Whether trying an invocation again may help, as far as AgentScope's errors say (RC-09).
 
-Rule: a provider's status decides, whatever library brought it: 408, 409, 425, 429 and 5xx may pass, any other 4xx is the
-request's own fault. A connection that failed may pass. What is not known here is left to the runtime (RC-06).
+Rule: a provider's status decides, whatever library brought it: 408, 409, 425, 429 and 5xx may pass, any other 4xx is
+the request's own fault. A connection that failed may pass. What is not known here is left to the runtime (RC-06).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHAIN_MAX: Final = 8
 
 _NETWORK: Final = frozenset(
     {
-        # openai and anthropic, httpx, httpcore, aiohttp, google, botocore: by name, since none of them is imported here.
+        # openai, anthropic, httpx, httpcore, aiohttp, google, botocore: by name, none of them is imported here.
         "APIConnectionError",
         "APITimeoutError",
         "ConnectError",

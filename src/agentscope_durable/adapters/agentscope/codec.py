@@ -336,7 +336,7 @@ def _content_block(part: Any) -> Any:
             return sanitize_blocks([DataBlock.model_validate(part)])[0]
         if kind in ("image", "audio", "video"):
             # The public form: an executor that knows nothing of AgentScope.
-            return input_blocks([msgspec.convert(part, Content)])[0]  # type: ignore[arg-type]
+            return input_blocks([msgspec.convert(part, Content)])[0]
     except (ValidationError, msgspec.ValidationError):
         pass
     return TextBlock(text=sanitize_text(part if isinstance(part, str) else _encode(part).decode()))

@@ -7,8 +7,8 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from typing import Any, Final, TypeVar
 
@@ -59,16 +59,14 @@ def current_compression() -> Compression | None:
 
 
 @contextmanager
-def _held(variable: ContextVar[T], value: T) -> Iterator[None]:
+def _held(variable: ContextVar[T], value: T) -> Generator[None, None, None]:
     token: Token[Any] = variable.set(value)
     try:
         yield
     finally:
-        try:
+        # The generator around this may be closed in another context: there the variable was never set.
+        with suppress(ValueError):
             variable.reset(token)
-        except ValueError:
-            # The generator around this was closed in another context: there the variable was never set.
-            pass
 
 
 def in_tool(origin: RunStepOrigin) -> Any:

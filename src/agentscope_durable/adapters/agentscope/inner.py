@@ -44,7 +44,7 @@ def _inner_class() -> Any:
         def __init__(self, invocation: Invocation) -> None:
             self._run = invocation
 
-        async def on_reply(
+        async def on_reply(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., AsyncIterator[Any]]
         ) -> AsyncIterator[Any]:
             run = self._run
@@ -55,7 +55,7 @@ def _inner_class() -> Any:
                     continue
                 yield event
 
-        async def on_reasoning(
+        async def on_reasoning(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., AsyncIterator[Any]]
         ) -> AsyncIterator[Any]:
             run = self._run
@@ -79,7 +79,7 @@ def _inner_class() -> Any:
             observed = models.observed(model, models.begin(getattr(model, "observed_model", model)))
             return await next_handler(**{**input_kwargs, "current_model": observed})
 
-        async def on_acting(
+        async def on_acting(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., AsyncIterator[Any]]
         ) -> AsyncIterator[Any]:
             run, block = self._run, input_kwargs["tool_call"]
@@ -137,8 +137,8 @@ def _may_run(state: ExecutionState, kind: ExecutionKind, stored: ReplayRule, pre
 
 
 def _replayed(run: Invocation, result: ToolResult) -> ToolResult:
-    """A stored outcome for the agent. A call that was stopped, or never began, has failed: given as interrupted, AgentScope
-    would take it for the user's interruption of the whole reply."""
+    """A stored outcome for the agent. A call that was stopped, or never began, has failed: given as interrupted,
+    AgentScope would take it for the user's interruption of the whole reply."""
     return replace(result, state="error") if result.state == "interrupted" and not run.interrupted else result
 
 

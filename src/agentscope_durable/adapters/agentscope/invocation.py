@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -600,7 +600,7 @@ class Invocation:
             raise OutcomeUnknown(lost)
 
     @contextmanager
-    def watch_loop(self, tool: str) -> Iterator[None]:
+    def watch_loop(self, tool: str) -> Generator[None, None, None]:
         """Say it when a tool does not give the event loop back: nothing else of this host goes on meanwhile (C22)."""
         began, freed = self.monotonic(), asyncio.Event()
         handle = asyncio.get_running_loop().call_soon(freed.set)
@@ -611,7 +611,7 @@ class Invocation:
             blocked = self.monotonic() - began
             if not freed.is_set() and blocked > BLOCKED_SECONDS_MAX:
                 log.warning(
-                    "tool %s blocked the event loop for %.1f s: wrap its function with in_thread, or route it elsewhere",
+                    "tool %s blocked the event loop for %.1f s: give its function to in_thread, or route it elsewhere",
                     tool,
                     blocked,
                     extra={"turn_id": self.turn_id, "run_id": self.run_id},

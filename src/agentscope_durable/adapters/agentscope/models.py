@@ -84,6 +84,7 @@ def observation_of(model: Any) -> ModelObservation:
     """How closely requests of this model can be seen."""
     from agentscope.model import ChatModelBase
 
+    model = getattr(model, "observed_model", model)
     stock = isinstance(model, ChatModelBase) and type(model).__call__ is ChatModelBase.__call__
     return ModelObservation.PROVIDER_ATTEMPTS if stock else ModelObservation.MODEL_CALL
 
@@ -289,7 +290,7 @@ class ModelCalls:
     """The calls of one Run."""
 
     def __init__(self, recording: Recording, observer: ModelRequestObserver | None) -> None:
-        self._recording = recording
+        self.recording = recording
         self._observer = observer
         self._number = 0
         self._round: list[ModelCall] = []
@@ -298,7 +299,7 @@ class ModelCalls:
     def _call(self, purpose: ModelPurpose, model: str, observation: ModelObservation, *, message_id: str) -> ModelCall:
         self._number += 1
         return ModelCall(
-            self._recording,
+            self.recording,
             self._number,
             purpose=purpose,
             message_id=message_id,
@@ -306,7 +307,7 @@ class ModelCalls:
             observation=observation,
             observer=self._observer,
             # Told with whatever is committed next: another request, or the end of the Run.
-            voids=self._recording.accept,
+            voids=self.recording.accept,
         )
 
     # ---- the reply ----
@@ -321,7 +322,7 @@ class ModelCalls:
             ModelPurpose.REPLY,
             model_name(model) if known else "",
             observation_of(model),
-            message_id=ids.message_id(self._recording.turn_id, self._recording.position.reasoning),
+            message_id=ids.message_id(self.recording.turn_id, self.recording.position.reasoning),
         )
         self._round = [self._announced]
         _, fact = self._announced.announce()
@@ -335,7 +336,7 @@ class ModelCalls:
                 ModelPurpose.REPLY,
                 model_name(model),
                 observation_of(model),
-                message_id=ids.message_id(self._recording.turn_id, self._recording.position.reasoning),
+                message_id=ids.message_id(self.recording.turn_id, self.recording.position.reasoning),
             )
             self._round.append(call)
         call.model = model_name(model)
@@ -382,7 +383,7 @@ class _CallIds:
                 chunk.content[index] = self._told(block)
 
     def _told(self, block: Any) -> Any:
-        given = block.id
+        given: str = block.id
         now = self._now.get(given, given)
         written = self._written.get(now)
         if written is None:
@@ -396,7 +397,7 @@ class _CallIds:
                 now = f"{given}.{sum(key.startswith(given) for key in self._written) + 1}"
                 self._now[given] = now
                 self._written[now] = block.input
-                name = block.name or self._named.pop(given)
+                name = str(block.name or self._named.pop(given))
                 return block.model_copy(update={"id": now, "name": name})
         self._written[now] = written + block.input
         return block if now == given else block.model_copy(update={"id": now})
@@ -488,7 +489,7 @@ def _observed_class() -> Any:
         async def generate_structured_output(self, messages: Any, structured_model: Any, **kwargs: Any) -> Any:
             """Recorded, and within a compression answered from its receipt if there is one (AS-14)."""
             compression = current_compression()
-            recording = self._calls._recording
+            recording = self._calls.recording
             key = "" if compression is None else compression.next_key("summary")
             receipt = recording.position.receipts.get(key) if key else None
             if receipt is not None:

@@ -3,7 +3,7 @@
 Rule 1: a live state and its writers belong together. Whoever loses sight of a commit drops all of them; they are loaded
 again from the store.
 Rule 2: what the installed AgentScope cannot read is not damaged: another host may read it. The Turn waits for that host
-and nothing is written (C61).
+and nothing is written (C61). Rows that do not fold are damaged, and a person has to look.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentscope_durable.journal.position import (
 )
 from agentscope_durable.spi.harness import JournalRow
 
-__all__ = ["Native", "load_native", "new_native"]
+__all__ = ["Native", "load_native", "new_native", "restored"]
 
 LIVE_BYTES_RATIO: Final = 6
 """About how much larger a live state is than its JSON."""
@@ -78,7 +78,7 @@ class Native:
         return self.position_writer.rows(self.position, base=False), False
 
     def take_anchor(self) -> Any:
-        """A second copy of the stored state, which the agent will go on with: it is what the next rows are taken from."""
+        """A second copy of the stored state, which the agent will go on with: the next rows are taken from it."""
         assert self.loaded is not None
         (checkpoint, state_json), self.loaded = self.loaded, None
         anchor = restore(state_json)
@@ -107,19 +107,9 @@ def load_native(rows: Sequence[JournalRow], *, installed: str) -> Native:
     """The state that a Thread's rows fold to; without a state when they hold none.
 
     Raises:
-        Incompatible: the rows cannot be read here; names what is wrong with them. Nothing was changed.
+        CorruptRecord: the rows do not hold a state; nobody can read them.
+        Incompatible: the installed AgentScope cannot read the state; names the place. Nothing was changed.
     """
-    try:
-        return _load(rows)
-    except CorruptRecord as error:
-        raise Incompatible(
-            f"the native state ({error.key}: {error.reason})",
-            required=f"a host that can read it as {error.type_name}",
-            present=f"AgentScope {installed}",
-        ) from error
-
-
-def _load(rows: Sequence[JournalRow]) -> Native:
     batches = [(row.at, JournalBatch.decode(row.journal, position=row.at)) for row in rows if row.journal]
     checkpoint = fold(batches)
     if checkpoint.base_at is None:
@@ -129,7 +119,7 @@ def _load(rows: Sequence[JournalRow]) -> Native:
     position = read_position(stored_position)
     without = msgspec.structs.replace(checkpoint, fields=fields)
     state_json = to_state_json(without)
-    state = restore(state_json)
+    state = restored(state_json, installed=installed)
     native = Native(
         state=state,
         position=position,
@@ -143,6 +133,22 @@ def _load(rows: Sequence[JournalRow]) -> Native:
     if position.phase is ExecutionPhase.ANSWERED:
         native.answer, native.answer_at = _answer(batches, position.reasoning)
     return native
+
+
+def restored(state_json: bytes, *, installed: str) -> Any:
+    """The live state of a JSON state.
+
+    Raises:
+        Incompatible: see `load_native`.
+    """
+    try:
+        return restore(state_json)
+    except CorruptRecord as error:
+        raise Incompatible(
+            f"the native state ({error.reason})",
+            required=f"an AgentScope that reads it as {error.type_name}",
+            present=f"AgentScope {installed}",
+        ) from error
 
 
 def _answer(batches: Sequence[tuple[int, JournalBatch]], reasoning: int) -> tuple[StoredAnswer, int]:

@@ -1,7 +1,7 @@
 """The first middleware: an answer becomes true here, after everything the application's own middlewares made of it.
 
-Rule: whatever AgentScope's loop would do with it next, the outcome is stored first; and a stored outcome is given to the
-loop instead of a model, once, so that the loop's own consequences are made again and nothing else (AS-13).
+Rule: whatever AgentScope's loop would do with it next, the outcome is stored first; and a stored outcome is given to
+the loop instead of a model, once, so that the loop's own consequences are made again and nothing else (AS-13).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _outer_class() -> Any:
         def __init__(self, invocation: Invocation) -> None:
             self._run = invocation
 
-        async def on_reply(
+        async def on_reply(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., AsyncIterator[Any]]
         ) -> AsyncIterator[Any]:
             run = self._run
@@ -60,7 +60,7 @@ def _outer_class() -> Any:
                         run.previews.see(event)
                     yield event
 
-        async def on_acting(
+        async def on_acting(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., AsyncIterator[Any]]
         ) -> AsyncIterator[Any]:
             known = self._run.calls.known.get(input_kwargs["tool_call"].id)

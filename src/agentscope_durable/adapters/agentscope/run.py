@@ -20,14 +20,13 @@ import msgspec
 
 from agentscope_durable.adapters.agentscope.binding import AgentBuilder, Binding, Factory, RuntimeContext
 from agentscope_durable.adapters.agentscope.calls import Calls, unfinished_calls
-from agentscope_durable.adapters.agentscope.checkpoint import restore
 from agentscope_durable.adapters.agentscope.classify import leaves
 from agentscope_durable.adapters.agentscope.codec import public_content, user_message
 from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, entry
 from agentscope_durable.adapters.agentscope.inner import inner_middleware
 from agentscope_durable.adapters.agentscope.intake import take_in
 from agentscope_durable.adapters.agentscope.invocation import Halt, HaltInTool, Invocation, OutcomeUnknown
-from agentscope_durable.adapters.agentscope.native import Native, load_native, new_native
+from agentscope_durable.adapters.agentscope.native import Native, load_native, new_native, restored
 from agentscope_durable.adapters.agentscope.outer import outer_middleware
 from agentscope_durable.adapters.agentscope.receipts import receipted_offloader
 from agentscope_durable.adapters.agentscope.settle import needs_pairing, pair_calls
@@ -225,7 +224,7 @@ class Run:
         elif store is not None:
             legacy = await store.load(start.session.namespace, start.session.session_id, AGENT_STATE)
             if legacy is not None:
-                return Native(state=restore(legacy.encode())), True
+                return Native(state=restored(legacy.encode(), installed=self._setup.version)), True
         return new_native(session_id, template), False
 
     async def _commit_baseline(self) -> None:
@@ -382,7 +381,7 @@ class Run:
             raise run.failure
         try:
             task.result()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - what it means is looked up, and nothing of it is lost
             return await self._raised(error, stop)
         if stop is not None:
             return await self._stopped_by(stop), True
@@ -540,7 +539,7 @@ class Run:
         self._context.cache_put(native, native.live_bytes)
 
     async def _mirror(self) -> None:
-        """Copy the settled state to where a program without a journal looks for it (AS-23). Costs nothing but itself."""
+        """Copy the settled state to where a program without a journal looks for it (AS-23)."""
         start, store, run = self._context.start, self._setup.state_store, self._run
         if store is None or start.thread_id != MAIN_THREAD_ID or not run.native.based:
             return

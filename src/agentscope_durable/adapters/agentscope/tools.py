@@ -294,7 +294,7 @@ def _external_class() -> Any:
             self._native = native
             self.name = binding.name
             self.description = binding.description or (native.description if native is not None else "")
-            schema = binding.input_schema if binding.input_schema is not None else native.input_schema
+            schema: dict[str, Any] = binding.input_schema or ({} if native is None else native.input_schema)
             # AgentScope refuses a schema that does not spell these out.
             self.input_schema = {"type": "object", "properties": {}, **schema}
             self.is_concurrency_safe = binding.concurrent if native is None else native.is_concurrency_safe
