@@ -111,10 +111,9 @@ def _make_folder(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except PermissionError as error:
         raise StoreReadOnly(str(directory)) from error
-    except OSError as error:
-        raise InvalidRequest(
-            f"the folder {str(directory)!r} cannot be made: {error.strerror}", path="directory"
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"the folder {str(directory)!r} cannot be made: {reason}", path="directory") from error
 
 
 class MemoryBackend(TransactionalSessionBackend):

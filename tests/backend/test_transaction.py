@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from agentscope_durable.backend.queries import AUDIENCES
-from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.backend.transaction import NoWakeups, TransactionalSessionBackend
 from agentscope_durable.contracts import commands
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, body_of
 from agentscope_durable.contracts.commands import AnyCommand, Command, CommitStep, CreateSession, PutPolicy
@@ -24,6 +25,7 @@ from agentscope_durable.spi.backend import CommitPolicy, SessionBackend
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.session_backend import BINDING, SESSION, SessionBackendContract, submission
 
 
@@ -275,3 +277,21 @@ async def test_an_object_store_that_fails_leaves_no_reference_to_nothing() -> No
 
     with pytest.raises(Unavailable):
         await backend.put_body(SESSION, b'"' + b"x" * 100_000 + b'"')
+
+
+@pytest.mark.spec("BE-12")
+async def test_what_a_transport_or_store_raises_is_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    class Leaky(NoWakeups):
+        def publish(self, keys: tuple[str, ...]) -> None:
+            raise RuntimeError("the password is s3cret")
+
+    records = FaultyRecordStore(MemoryRecordStore())
+    backend = TransactionalSessionBackend(records, wakeups=Leaky())
+    with caplog.at_level(logging.DEBUG):
+        await backend.execute(CreateSession(session=SESSION, binding=BINDING))
+        records.fail("renew", error=lambda: RuntimeError("the password is s3cret"))
+        with pytest.raises(RuntimeError):
+            backend.heartbeat("host", 1000, b"").start()
+
+    assert "RuntimeError" in caplog.text
+    assert "s3cret" not in caplog.text

@@ -28,6 +28,9 @@ PARTS = 8
 SAMPLE = 40
 """Places at which the AgentScope agent is killed in an ordinary run."""
 
+PAIRS = 8
+"""Stories with two kills or three, in an ordinary run."""
+
 
 class Census:
     """The places of one story, found by one telling without a kill."""
@@ -45,20 +48,22 @@ class Census:
         # By name and pass, not by the moment: what runs at the same time may come in any order.
         return sorted(points(self.passed))
 
-    def kill_at(self, point: Point) -> tuple[bool, list[str]]:
-        """Whether a process died there, and what is wrong after another one has finished the story."""
-        job = {"world": self._world, "folder": str(self._folder / f"{point.name}-{point.nth}")}
-        first = self._forks.run(f"{PROGRAM}:play", job, failpoint=str(point))
-        if not first.killed and first.code:
-            return False, [f"the first process failed: {first.output}"]
-        if first.killed:
-            second = self._forks.run(f"{PROGRAM}:play", job)
-            if second.code:
-                return True, [f"the second process ended with {second.code}, signal {second.signal}: {second.output}"]
+    def kill_at(self, *places: Point) -> tuple[int, list[str]]:
+        """How many processes died, each at its place, and what is wrong after another one has finished the story."""
+        name = "+".join(f"{point.name}-{point.nth}" for point in places)
+        job = {"world": self._world, "folder": str(self._folder / name)}
+        died = 0
+        for place in (*places, None):
+            ended = self._forks.run(f"{PROGRAM}:play", job, failpoint=str(place or ""))
+            died += ended.killed
+            if not ended.killed and ended.code:
+                return died, [f"a process ended with {ended.code}, signal {ended.signal}: {ended.output}"]
+            if not ended.killed:
+                break
         judged = self._forks.run(f"{PROGRAM}:verdict", job)
         if judged.code:
-            return first.killed, [f"the check failed: {judged.output}"]
-        return first.killed, json.loads(judged.output.splitlines()[-1])
+            return died, [f"the check failed: {judged.output}"]
+        return died, json.loads(judged.output.splitlines()[-1])
 
     def kill_at_each(self, places: Sequence[Point]) -> None:
         died = 0
@@ -71,6 +76,17 @@ class Census:
         assert not wrong, json.dumps(wrong, indent=1)
         # Timing may take away the last passes of a name; nearly all must be real.
         assert died >= len(places) * 0.8, f"only {died} of {len(places)} places were reached"
+
+    def kill_twice(self, count: int) -> None:
+        """Kill whoever recovers as well, and sometimes whoever recovers from that."""
+        chance = random.Random(SEED)
+        wrong: dict[str, list[str]] = {}
+        for _ in range(count):
+            places = chance.sample(self.places, chance.choice((2, 2, 3)))
+            _, problems = self.kill_at(*places)
+            if problems:
+                wrong[" then ".join(map(str, places))] = problems
+        assert not wrong, json.dumps(wrong, indent=1)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +131,17 @@ def test_a_kill_at_any_failpoint_of_an_agentscope_agent_breaks_no_promise(agents
     if not ALL:
         places = sorted(random.Random(SEED).sample(places, SAMPLE))
     agentscope.kill_at_each(places[part::PARTS])
+
+
+@pytest.mark.case("C12")
+@pytest.mark.matrix
+@pytest.mark.backend("sqlite")
+def test_a_kill_of_whoever_recovers_breaks_none_either(scripted: Census) -> None:
+    scripted.kill_twice(100 if ALL else PAIRS)
+
+
+@pytest.mark.case("C12")
+@pytest.mark.matrix
+@pytest.mark.backend("sqlite")
+def test_a_kill_of_whoever_recovers_an_agentscope_agent_breaks_none_either(agentscope: Census) -> None:
+    agentscope.kill_twice(100 if ALL else PAIRS)

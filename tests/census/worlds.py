@@ -215,9 +215,13 @@ async def judge(world: World) -> list[str]:
                 view = await turn.status()
                 for run in await turn.list_runs():
                     recorded += sum(len(call.requests) for call in await turn.list_model_calls(run.run_id))
-                expected = TurnStatus.CANCELLED if name == "submit-wait" else TurnStatus.COMPLETED
-                if view.status is not expected:
-                    wrong.append(f"{name} is {view.status}, not {expected}: {view}")
+                expected = {TurnStatus.COMPLETED}
+                if name == "submit-wait":
+                    # Killed before the endless tool began, it never begins, and the Turn may end before the cancel.
+                    began = turn_id in [turn for turn, _ in world.done()]
+                    expected = {TurnStatus.CANCELLED} if began else {TurnStatus.CANCELLED, TurnStatus.COMPLETED}
+                if view.status not in expected:
+                    wrong.append(f"{name} is {view.status}: {view}")
                 elif name == "submit-investigate":
                     answer = str(await turn.result())
                     if STEER not in answer:

@@ -154,3 +154,34 @@ async def test_what_is_remembered_is_bounded() -> None:
         await executor.execute(request("tool", f"x{number}"))
 
     assert len(executor._ended) == REMEMBERED_MAX
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("error", [SystemExit(2), StopIteration(), BaseException("odd")], ids=repr)
+async def test_whatever_a_tool_raises_is_an_unknown_outcome_and_ends_no_host(kind: str, error: BaseException) -> None:
+    def plain() -> str:
+        raise error
+
+    async def coroutine() -> str:
+        raise error
+
+    executor = FunctionExecutor({"tool": plain if kind == "sync" else coroutine})
+    async with asyncio.timeout(10):
+        assert isinstance(await executor.execute(request("tool")), Unknown)
+
+
+async def test_more_functions_block_at_once_than_the_loop_has_threads_for() -> None:
+    gate, inside = threading.Barrier(41, timeout=30), []
+
+    def tool() -> str:
+        inside.append(threading.current_thread().name)
+        gate.wait()
+        return "ok"
+
+    executor = FunctionExecutor({"tool": tool})
+    running = [asyncio.create_task(executor.execute(request("tool", f"x{number}"))) for number in range(40)]
+    async with asyncio.timeout(30):
+        while len(inside) < 40:
+            await asyncio.sleep(0.01)
+        gate.wait()
+        assert await asyncio.gather(*running) == [Succeeded(value="ok")] * 40

@@ -81,3 +81,10 @@ def test_what_is_stored_of_an_error_is_bounded_text() -> None:
     group = failure_of(ExceptionGroup("g", [OSError("one"), ValueError("two")]), retry=True)
     assert (group.kind, group.message) == ("OSError", "one (and 1 more)")
     assert failure_of(ValueError("\ud800"), retry=False).message == "?"
+
+
+@pytest.mark.parametrize("text", [lambda _: 1 / 0, lambda _: None], ids=["raises", "no text"])
+def test_an_error_whose_text_cannot_be_told_is_stored_all_the_same(text) -> None:
+    error = type("Broken", (Exception,), {"__str__": text})()
+
+    assert failure_of(error, retry=False).kind == "Broken"

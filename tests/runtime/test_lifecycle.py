@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from agentscope_durable.contracts.errors import HostClosed, Unavailable, UsedAfterFork
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Misuse, Unavailable, UsedAfterFork
 from agentscope_durable.contracts.status import RunStatus, TurnStatus
 from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, external, final, local, say
@@ -348,3 +354,99 @@ async def test_a_host_that_cannot_give_back_lets_its_lease_expire(hosts: Hosts, 
 
     assert str(await again.wait(SECONDS)) == "ok"
     assert [run.status for run in await again.list_runs()] == [RunStatus.LOST, RunStatus.COMPLETED]
+
+
+@pytest.mark.spec("LF-02", "LF-10")
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_start_that_was_cancelled_leaves_nothing_when_the_host_is_closed(hosts: Hosts, turns: int) -> None:
+    runtime = await hosts.open([final("ok")], start=False, lease=0.1)
+    starting = asyncio.create_task(runtime.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await runtime.close()
+
+    beating = f"durable-heartbeat-{runtime.owner[-8:]}"
+    await until(lambda: beating not in {thread.name for thread in threading.enumerate()})
+    assert runtime.owner not in {lease.owner for lease in await hosts.backend.owners()}
+
+
+@pytest.mark.spec("LF-10")
+async def test_a_start_that_was_cancelled_can_be_repeated(hosts: Hosts) -> None:
+    runtime = await hosts.open([final("ok")], start=False)
+    starting = asyncio.create_task(runtime.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await asyncio.gather(runtime.start(), runtime.start())
+    session = await runtime.create_session(KEY, "agent")
+
+    assert str(await session.call("r1", "a", SECONDS)) == "ok"
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count(f"durable-heartbeat-{runtime.owner[-8:]}") == 1
+    assert len(runtime._loops) == 1
+
+
+@pytest.mark.spec("RT-13")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"poll_interval": math.nan},
+        {"poll_interval": 0},
+        {"lease": "30"},
+        {"lease": math.inf},
+        {"parallelism": 1.5},
+        {"executor_parallelism": 0},
+        {"close_timeout": -1},
+        {"takeovers_max": -1},
+        {"harnesses": ["agent"]},
+        {"definitions": ["agent"]},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+async def test_an_option_that_cannot_work_is_refused_with_its_name(hosts: Hosts, options: dict) -> None:
+    with pytest.raises(Misuse, match=r"must be|was expected"):
+        DurableRuntime(backend=hosts.backend, **options)
+    with pytest.raises(InvalidRequest, match="route"):
+        DurableRuntime(backend=hosts.backend, executors={"a\nb": FunctionExecutor({})})
+
+
+@pytest.mark.spec("AD-19")
+@pytest.mark.parametrize("timeout", [math.nan, "1"])
+async def test_a_timeout_that_is_none_is_refused_instead_of_waiting_for_ever(hosts: Hosts, timeout) -> None:
+    runtime = await hosts.open([final("ok")], start=False)
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            await turn.wait(timeout)
+
+
+@pytest.mark.spec("RT-25", "LF-09")
+async def test_tools_that_block_their_threads_hold_up_neither_large_inputs_nor_the_close(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    gate, inside = threading.Event(), []
+
+    def blocks() -> str:
+        inside.append(1)
+        assert gate.wait(60)
+        return "ok"
+
+    backend = TransactionalSessionBackend(
+        hosts.backend.records, FileObjectStore(tmp_path / "objects"), wakeups=LocalWakeups()
+    )
+    runtime = await hosts.open(
+        [external("hands", "blocks"), final("ok")],
+        backend=backend,
+        executors={"hands": FunctionExecutor({"blocks": blocks})},
+    )
+    session = await runtime.create_session(KEY, "agent")
+    for number in range(40):
+        await (await session.create_thread(f"t{number}", "agent")).submit(f"r{number}", "a")
+    await until(lambda: len(inside) == 40)
+
+    async with asyncio.timeout(SECONDS):
+        await session.submit("large", "x" * 200_000)
+        await runtime.close()
+    gate.set()

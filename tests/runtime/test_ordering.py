@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from agentscope_durable.contracts.ids import ID_CHARS_MAX
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.testing.manual_clock import ManualClock
-from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, approval, final, local
+from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, approval, final, local, say
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, turn_is
 
 
@@ -161,3 +164,21 @@ async def test_after_a_failed_or_cancelled_turn_the_next_has_a_clean_context(hos
     await turn_is(failed, TurnStatus.FAILED)
 
     assert str(await session.call("r3", "next", SECONDS)) == "heard cancel, fail, next"
+
+
+@pytest.mark.spec("RT-38", "Q-05")
+async def test_threads_with_the_longest_names_wait_for_each_other_and_none_fails(hosts: Hosts) -> None:
+    gates = Gates()
+    harness = ScriptedHarness([say("one"), local("t" * 200, value="v"), Stall(gate="g"), final("ok")], gates=gates)
+    runtime = await hosts.open(harness, parallelism=64)
+    session = await runtime.create_session(KEY, "agent")
+    turns = []
+    for number in range(50):
+        thread = await session.create_thread("\N{GRINNING FACE}" * (ID_CHARS_MAX - 4) + f"{number:04}", "agent")
+        turns.append(await thread.submit(f"r{number}", "a"))
+    await gates.reached("g")
+    await asyncio.sleep(0.5)
+    gates.open("g")
+
+    assert [str(await turn.wait(SECONDS)) for turn in turns] == ["ok"] * 50
+    assert hosts.errors == []

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from agentscope_durable.contracts.bodies import body_of
-from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn
+from agentscope_durable.contracts.change import LEASE_KEPT_MS
+from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn, RunEnd
 from agentscope_durable.contracts.errors import TurnFailed, Unavailable, Uncertain
+from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import (
     Audience,
@@ -20,7 +22,10 @@ from agentscope_durable.contracts.status import (
     WaitKind,
 )
 from agentscope_durable.contracts.views import RecoveryPolicy
+from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.spi.harness import RunContext
+from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
@@ -29,9 +34,11 @@ from agentscope_durable.testing.scripted_harness import (
     ScriptedHarness,
     Stall,
     approval,
+    external,
     final,
     local,
     say,
+    together,
 )
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
 
@@ -544,3 +551,70 @@ async def test_losing_a_race_makes_no_host_slow(hosts: Hosts) -> None:
         backoff.missed("thread", again=False)
 
     assert not backoff.holds("thread")
+
+
+class _GivesUp(BaseException):
+    """Not an Exception, as those by which some libraries leave."""
+
+
+@pytest.mark.spec("RC-06", "RC-08", "RC-17")
+@pytest.mark.parametrize(
+    "error", [SystemExit(2), _GivesUp("x"), BaseExceptionGroup("several", [_GivesUp("x")])], ids=repr
+)
+async def test_what_is_no_exception_fails_the_turn_and_ends_no_host(hosts: Hosts, error: BaseException) -> None:
+    class Raises(ScriptedHarness):
+        async def run(self, context: RunContext) -> RunEnd | None:
+            if context.start.request_id == "r1":
+                raise error
+            return await super().run(context)
+
+    runtime = await hosts.open(Raises([final("ok")]))
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    with pytest.raises(TurnFailed):
+        await turn.wait(SECONDS)
+
+    assert len(await turn.list_runs()) == 1
+    assert str(await session.call("r2", "b", SECONDS)) == "ok"
+
+
+@pytest.mark.spec("RC-06")
+async def test_a_bound_that_a_turn_goes_beyond_is_named_in_its_error(hosts: Hosts) -> None:
+    calls = [external("hands", "work") for _ in range(OPEN_CONDITIONS_MAX + 1)]
+    policy = RecoveryPolicy(max_retries=1, initial_backoff_ms=1)
+    executors = {"hands": FunctionExecutor({})}
+    runtime = await hosts.open([together(*calls), final("ok")], executors=executors, recovery_policy=policy)
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+
+    with pytest.raises(TurnFailed, match=f"LimitExceeded: open tool calls .* {OPEN_CONDITIONS_MAX}"):
+        await turn.wait(SECONDS)
+
+
+@pytest.mark.spec("RC-01")
+async def test_the_lease_of_a_dead_host_is_removed_when_its_work_was_taken_over(
+    hosts: Hosts, clock: ManualClock
+) -> None:
+    gates = Gates()
+    harness = ScriptedHarness([Stall(gate="g"), final("ok")], gates=gates)
+    first = await hosts.open(harness)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await gates.reached("g")
+    kill(first)
+    if isinstance(hosts.backend.records, SqliteRecordStore):
+        hosts.backend.records._locks.close()
+    clock.advance(LEASE_KEPT_MS + LEASE_MS)
+    # A host that does not run the definition leaves the lease: by it the Turn is found.
+    other = await hosts.open([final("ok")], name="another", lease=10 * LEASE_KEPT_MS)
+    await until(lambda: other._scheduler is not None and bool(other._scheduler._classes))
+    await asyncio.sleep(0.2)
+    assert first.owner in {lease.owner for lease in await hosts.backend.owners()}
+
+    second = await hosts.open(harness, lease=10 * LEASE_KEPT_MS)
+    gates.open("g")
+    assert str(await second.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS)) == "ok"
+
+    async def removed() -> bool:
+        return first.owner not in {lease.owner for lease in await hosts.backend.owners()}
+
+    await until(removed)
+    assert {lease.owner for lease in await hosts.backend.owners()} == {other.owner, second.owner}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import random
 import signal
@@ -37,6 +38,7 @@ from agentscope_durable.contracts.errors import (
 from agentscope_durable.contracts.records import SessionHead
 from agentscope_durable.spi.environment import SYSTEM
 from agentscope_durable.spi.record_store import (
+    LEASE_KEPT_MS,
     PAGE_MAX,
     Change,
     Committed,
@@ -1158,3 +1160,46 @@ async def test_it_answers_as_the_store_in_memory_does(tmp_path: Path, seed: int)
             clock.advance(chance.randrange(30))
             clock.jump(chance.choice([0, 0, 100, -100]))
         await assert_sound(store)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"synchronous": "OFF"}, {"synchronous": "full"}, {"busy_timeout": -1}, {"busy_timeout": math.nan}],
+    ids=str,
+)
+async def test_a_setting_that_keeps_no_promise_is_refused(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        await SqliteRecordStore.open(tmp_path / "durable.db", **options)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_lock_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("not a folder")
+    async with opened(tmp_path) as store:
+        with pytest.raises(Unavailable, match="hosts"):
+            store.announce("host-1")
+
+
+async def test_a_killed_host_that_left_nothing_is_forgotten_with_its_lock_and_a_frozen_one_is_kept(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "durable.db"
+    async with opened(tmp_path) as store:
+        killed, frozen = host_process(path, "killed", "killed"), host_process(path, "frozen", "frozen")
+        frozen.send_signal(signal.SIGSTOP)
+        killed.kill()
+        killed.wait()
+        store.renew("frozen", -2 * LEASE_KEPT_MS, b"")
+
+        assert await store.forget("killed", ("lease",))
+        assert not await store.forget("frozen", ("lease",))
+        assert {lease.owner for lease in await store.owners()} == {"frozen"}
+        assert os.listdir(tmp_path / "hosts") == ["frozen.lock"]
+        frozen.kill()
+        frozen.wait()
+        assert await store.forget("frozen", ("lease",))
+        assert os.listdir(tmp_path / "hosts") == []
+    for process in (killed, frozen):
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

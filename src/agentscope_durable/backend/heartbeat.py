@@ -17,6 +17,7 @@ from agentscope_durable.spi.record_store import RecordStore
 log = logging.getLogger("agentscope_durable.backend")
 
 RENEWALS_PER_LEASE = 3
+JOIN_SECONDS = 5.0
 
 
 class LeaseHeartbeat:
@@ -31,6 +32,8 @@ class LeaseHeartbeat:
         self._lease_ms = lease_ms
         self._published = published
         self._stopping = threading.Event()
+        self._starting = threading.Lock()
+        self._began = False
         self._thread: Thread | None = None
         self._last_renewal = 0.0
         self._failure: BaseException | None = None
@@ -48,17 +51,24 @@ class LeaseHeartbeat:
         self._published = published
 
     def start(self) -> None:
-        """Renew once in the caller's thread, so that the lease stands when this returns, then go on."""
-        if self._thread is not None:
-            return
-        # Before the lease stands: a host that dies in between must not look alive for the length of its lease (D14).
-        announce: Callable[[str], None] | None = getattr(self._records, "announce", None)
-        if announce is not None:
-            announce(self._owner)
-        self._renew()
-        if self._failure is not None:
-            raise self._failure
-        self._thread = self._environment.start_thread(self._run, name=f"durable-heartbeat-{self._owner[-8:]}")
+        """Renew once in the caller's thread, so that the lease stands when this returns, then go on.
+
+        Nobody may wait for it any more, since a thread cannot be called back: a second `start` waits for the first,
+        and one that is overtaken by `stop` begins nothing.
+        """
+        with self._starting:
+            if self._thread is not None or self._stopping.is_set():
+                return
+            self._began = True
+            # Before the lease stands: a host that dies in between must not look alive while it lasts (D14).
+            announce: Callable[[str], None] | None = getattr(self._records, "announce", None)
+            if announce is not None:
+                announce(self._owner)
+            self._renew()
+            if self._failure is not None:
+                raise self._failure
+            if not self._stopping.is_set():
+                self._thread = self._environment.start_thread(self._run, name=f"durable-heartbeat-{self._owner[-8:]}")
 
     def _run(self) -> None:
         while not self._stopping.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
@@ -69,15 +79,24 @@ class LeaseHeartbeat:
             self._records.renew(self._owner, self._lease_ms, self._published)
         except Exception as error:
             self._failure = error
-            log.warning("lease of %s was not renewed: %s", self._owner, type(error).__name__, exc_info=error)
+            log.warning("lease of %s was not renewed: %s", self._owner, type(error).__name__)
         else:
             self._failure = None
             self._last_renewal = self._environment.monotonic()
 
     async def stop(self, *, release: bool = True) -> None:
         self._stopping.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await self._environment.call_in_thread(lambda: thread.join(5.0))
-            if release:
-                await self._records.release(self._owner)
+        if not self._began:
+            return
+        await self._environment.call_in_thread(self._join)
+        if release and self._began:
+            self._began = False
+            await self._records.release(self._owner)
+
+    def _join(self) -> None:
+        # A renewal may wait for the lock of another process; it is not waited for as long.
+        if self._starting.acquire(timeout=JOIN_SECONDS):
+            thread, self._thread = self._thread, None
+            self._starting.release()
+            if thread is not None:
+                thread.join(JOIN_SECONDS)

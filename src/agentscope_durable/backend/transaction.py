@@ -171,7 +171,8 @@ class TransactionalSessionBackend:
         try:
             self._wakeups.publish(hints)
         except Exception as error:
-            log.warning("a change hint was lost: %s", type(error).__name__, exc_info=error)
+            # Without its text: it is a stranger's, and may hold a secret (D25).
+            log.warning("a change hint was lost: %s", type(error).__name__)
 
     async def query(self, question: Any, *, audience: Audience = Audience.PUBLIC) -> Any:
         """Answer a question; changes nothing and starts nothing (RT-21)."""
@@ -193,6 +194,9 @@ class TransactionalSessionBackend:
 
     async def dead_owners(self) -> list[str]:
         return await self._records.dead_owners()
+
+    async def forget_owner(self, owner: str) -> bool:
+        return await self._records.forget(owner, (keys.READY_LEASE, keys.READY_RUNNING))
 
     def wakeups(self) -> Wakeups:
         return self._wakeups

@@ -13,9 +13,14 @@ import msgspec
 
 from agentscope_durable.contracts.records import SessionHead
 
-HEAD_MAX_BYTES = 64 * 1024
+HEAD_MAX_BYTES = 8 * 1024 * 1024
 """A head that grows beyond this is a defect of a decision, and is refused."""
+HEAD_CLAIM_BYTES = 32 * 1024
+"""A Session whose head is larger gets no further active Thread. Those it has may grow: a commit is never refused for
+what its neighbours hold."""
 PAGE_MAX = 1000
+LEASE_KEPT_MS = 3_600_000
+"""How long the lease of a host that is not known to be dead is kept after it has expired."""
 
 
 class Range(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
+from agentscope_durable.contracts.change import HEAD_CLAIM_BYTES, Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Claim, Claimed, ClaimPurpose, OwnerCommand
 from agentscope_durable.contracts.errors import Fenced, NotFound, RevisionConflict
 from agentscope_durable.contracts.events import (
@@ -25,11 +25,13 @@ from agentscope_durable.contracts.records import (
     ModelFact,
     RunRecord,
     RunState,
+    SessionHead,
     StepFact,
     ThreadHead,
     ThreadRecord,
     TurnRecord,
     TurnState,
+    encode,
 )
 from agentscope_durable.contracts.status import (
     ModelStatus,
@@ -64,7 +66,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             return Unchanged(_claimed_again(active, thread, now_ms) if c.again else NOTHING)
         if active.owner not in c.dead and view.owner(active.owner).alive:
             return Unchanged(NOTHING)
-    elif len(draft.head.threads) >= ACTIVE_THREADS_MAX:
+    elif _full(draft.head):
         return Unchanged(NOTHING)
 
     if active is not None:
@@ -151,6 +153,12 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             digest=thread.digest,
         )
     )
+
+
+def _full(head: SessionHead) -> bool:
+    """Whether a further Thread must wait for one of the active ones. A single one never waits."""
+    active = len(head.threads)
+    return active >= ACTIVE_THREADS_MAX or (active > 0 and len(encode(head)) > HEAD_CLAIM_BYTES)
 
 
 def _claimed_again(active: ThreadHead, thread: ThreadRecord, now_ms: int) -> Claimed:

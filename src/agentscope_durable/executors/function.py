@@ -16,7 +16,7 @@ from typing import Any
 
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.errors import InvalidRequest
-from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.environment import SYSTEM, Environment, call_in_own_thread
 from agentscope_durable.spi.executor import (
     Cancelled,
     ExecutionRequest,
@@ -112,11 +112,13 @@ class FunctionExecutor:
             if inspect.iscoroutinefunction(function):
                 value = await function(**arguments)
             else:
-                value = await self._environment.call_in_thread(partial(function, **arguments))
+                value = await call_in_own_thread(self._environment, partial(function, **arguments), name="tool")
         except ToolError as error:
             return Succeeded(value=str(error), error=True)
-        except Exception as error:  # noqa: BLE001 - it may have come after the effect: that is an outcome, not a fault
-            return Unknown(f"the tool raised {type(error).__name__}: {error}"[:2048])
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it may have come after the effect: that is an outcome
+            return Unknown(f"the tool raised {type(error).__name__}: {_said(error)}"[:2048])
         return Succeeded(value=value)
 
     def _bind(self, request: ExecutionRequest) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -135,6 +137,13 @@ class FunctionExecutor:
         self._ended[execution_id] = outcome
         while len(self._ended) > REMEMBERED_MAX:
             del self._ended[next(iter(self._ended))]
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error without a text is one all the same
+        return ""
 
 
 def _cancelling() -> bool:

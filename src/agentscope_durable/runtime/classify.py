@@ -11,6 +11,8 @@ import asyncio
 from agentscope_durable.contracts.errors import Conflict, CorruptRecord, DurableError, Incompatible, Retry, Unconfirmed
 from agentscope_durable.contracts.records import Failure
 
+ENDS_THE_PROGRAM = (KeyboardInterrupt, GeneratorExit)
+"""Whatever else an agent, a tool or an executor raises is its failure, SystemExit too."""
 FAILURE_CHARS_MAX = 2048
 """Characters of an error's text that are stored."""
 
@@ -42,11 +44,19 @@ def corrupt(error: BaseException) -> bool:
     return any(isinstance(leaf, CorruptRecord) for leaf in leaves(error))
 
 
+def said(error: BaseException) -> str:
+    """The text of an error; one whose `__str__` fails has none."""
+    try:
+        return str(error)
+    except Exception as defect:  # noqa: BLE001 - the error matters, not its text
+        return f"its text cannot be told: {type(defect).__name__}"
+
+
 def failure_of(error: BaseException, *, retry: bool) -> Failure:
     """What is stored about an error: class and bounded text, without a traceback."""
     parts = leaves(error)
     first = parts[0] if parts else error
-    text = str(first)
+    text = said(first)
     if len(parts) > 1:
         text = f"{text} (and {len(parts) - 1} more)"
     if len(text) > FAILURE_CHARS_MAX:

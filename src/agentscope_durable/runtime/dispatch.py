@@ -29,10 +29,19 @@ from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionState
 from agentscope_durable.domain.change import ready_hint
 from agentscope_durable.runtime.backoff import Backoff
+from agentscope_durable.runtime.classify import ENDS_THE_PROGRAM, said
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.run import load_body
-from agentscope_durable.runtime.scheduler import AUDIT_SECONDS, BATCH, EMPTY_OWNER_SECONDS, PAGES_MAX, dead_owners
+from agentscope_durable.runtime.scheduler import (
+    AUDIT_SECONDS,
+    BATCH,
+    EMPTY_OWNER_SECONDS,
+    FORGET_MAX,
+    PAGES_MAX,
+    dead_owners,
+    forget,
+)
 from agentscope_durable.runtime.tasks import Bell, Tasks
 from agentscope_durable.spi.executor import (
     Cancelled,
@@ -161,6 +170,7 @@ class Dispatcher:
 
     async def _lost(self) -> AsyncIterator[tuple[ReadyItem, tuple[str, ...]]]:
         """Executions that a host had in hand when it was lost."""
+        left = FORGET_MAX
         async for owner in dead_owners(self._host, self._empty):
             empty = True
             async for item in self._rows(keys.READY_RUNNING, owner, []):
@@ -168,7 +178,7 @@ class Dispatcher:
                 if keys.dispatch_target(item.value)[0] in self._executors:
                     yield item, (owner,)
             if empty:
-                self._empty.missed(owner)
+                left = await forget(self._host, self._empty, owner, left)
 
     def _start(self, item: ReadyItem, dead: tuple[str, ...]) -> None:
         place = (item.partition, item.item)
@@ -284,8 +294,10 @@ class Dispatcher:
             if task is not None and task.cancelling():
                 raise
             return Unknown("the executor gave up waiting")
-        except Exception as error:  # noqa: BLE001 - the effect may have happened: that is an outcome
-            return Unknown(f"the executor raised {type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+        except ENDS_THE_PROGRAM:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the effect may have happened: that is an outcome
+            return Unknown(f"the executor raised {type(error).__name__}: {said(error)}"[:REASON_CHARS_MAX])
         return outcome
 
     async def _record(self, call: _Call, grant: ExecutionGrant, outcome: Outcome, *, may_query: bool) -> None:

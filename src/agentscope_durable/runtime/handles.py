@@ -8,6 +8,7 @@ Rule 3: waiting is only looking. A timeout, a cancelled coroutine or a closed ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
@@ -210,6 +211,8 @@ class DurableTurn(_Timeline):
             TurnFailed, TurnCancelled: as `result`.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds)):
+            raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
         environment = self._door.environment
         deadline = None if seconds is None else environment.monotonic() + seconds
         bell = Bell()

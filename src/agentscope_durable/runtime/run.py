@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import Claimed, CommitStep, FileFact, RunEnd, RunEndKind, StepReceipt
-from agentscope_durable.contracts.errors import DurableError, Fenced, Retry, RevisionConflict, Unconfirmed
+from agentscope_durable.contracts.errors import (
+    DurableError,
+    Fenced,
+    LimitExceeded,
+    Retry,
+    RevisionConflict,
+    Unconfirmed,
+)
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.questions import GetTurn, LoadThread, OpenWork
 from agentscope_durable.contracts.status import ModelStatus, TurnStatus
@@ -261,6 +268,9 @@ class LiveRun:
                 return await self._receipt(error.actual, ended=False)
             # Something of this owner stands where this was to go: go on from there, never over it.
             self._position = error.actual
+            raise
+        except LimitExceeded:
+            # Refused for what it asks, not for the state of the world: the invocation fails by it.
             raise
         except (Retry, Unconfirmed) as error:
             self._host.report(error, "the store did not take a commit", **self.ids)

@@ -45,7 +45,7 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, R
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import session_hint
-from agentscope_durable.runtime.classify import corrupt, failure_of, incompatible, retryable
+from agentscope_durable.runtime.classify import ENDS_THE_PROGRAM, corrupt, failure_of, incompatible, retryable
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
@@ -242,7 +242,10 @@ class Runner:
                     await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
                 raise
             return await self._failed(run, adapter, error)
-        except Exception as error:  # noqa: BLE001 - the one place where a failure becomes a record
+        except (Abandoned, *ENDS_THE_PROGRAM):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the one place where a failure becomes a record
+            # A tool or library that calls sys.exit() would else end every host that takes its Turn.
             return await self._failed(run, adapter, error)
 
     async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
@@ -439,7 +442,9 @@ class Runner:
             except InvalidTransition:
                 return _UNSETTLED
             return None
-        except Exception as error:  # noqa: BLE001 - a settlement that fails is tried again later (SE-11)
+        except (Abandoned, asyncio.CancelledError, *ENDS_THE_PROGRAM):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a settlement that fails is tried again later (SE-11)
             self._host.report(error, "a settlement failed", **_ids(thread, claimed))
             return failure_of(error, retry=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import platform
 import re
@@ -159,10 +160,13 @@ class DurableRuntime:
             raise Misuse("the backend is not open: `async with LocalBackend.open(...) as backend`, or await it")
         if isinstance(harnesses, Harness):
             raise Misuse("harnesses is a list: harnesses=[Harness(...)]")
-        for name, number in (("poll_interval", poll_interval), ("lease", lease), ("parallelism", parallelism)):
-            if number <= 0:
-                raise Misuse(f"{name} must be positive, not {number}")
-        _check_names(harnesses, definitions)
+        _check_number("poll_interval", poll_interval)
+        _check_number("lease", lease)
+        _check_number("parallelism", parallelism, whole=True)
+        _check_number("executor_parallelism", executor_parallelism, whole=True)
+        _check_number("close_timeout", close_timeout, zero=True)
+        _check_number("takeovers_max", takeovers_max, whole=True, zero=True)
+        _check_names(harnesses, definitions, executors or {})
         self._backend = backend
         self._harnesses = {harness.binding.ready_class: harness for harness in harnesses}
         self._executors = dict(executors or {})
@@ -198,6 +202,7 @@ class DurableRuntime:
         self._scheduler: Scheduler | None = None
         self._dispatcher: Dispatcher | None = None
         self._heartbeat: Heartbeat | None = None
+        self._started = False
         self._loops = Tasks()
         self._starting: asyncio.Lock | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -229,14 +234,18 @@ class DurableRuntime:
             raise NoExecutionConfiguration
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
-            if self._heartbeat is not None or self._host.draining:
+            if self._started or self._host.draining:
                 return
-            self._tell_missing_routes()
-            heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
-            self._runner.on_refused = lambda: heartbeat.publish(self._notice())
-            # The lease stands before the first claim. The first renewal blocks, so not on the loop.
-            await self._environment.call_in_thread(heartbeat.start)
-            self._heartbeat = heartbeat
+            if self._heartbeat is None:
+                self._tell_missing_routes()
+                heartbeat = self._heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
+                self._runner.on_refused = lambda: heartbeat.publish(self._notice())
+            # The lease stands before the first claim. The first renewal blocks, so not on the loop; from here on it
+            # is ours to stop, even if nobody waits for it any more.
+            await self._environment.call_in_thread(self._heartbeat.start)
+            if self._host.draining:
+                return
+            self._started = True
             if self._runner.served:
                 self._scheduler = Scheduler(self._host, self._runner, parallelism=self._parallelism)
                 self._loops.start(self._scheduler.run(), name="scheduler")
@@ -425,11 +434,25 @@ class DurableRuntime:
                 self._host.report(error, "a definition is not run here")
 
 
-def _check_names(harnesses: Sequence[Harness], definitions: Sequence[Definition]) -> None:
+def _check_number(name: str, number: float, *, whole: bool = False, zero: bool = False) -> None:
+    known = isinstance(number, int if whole else int | float) and not isinstance(number, bool)
+    if not known or not (number >= 0 if zero else number > 0) or number == math.inf:
+        wanted = ("a whole number" if whole else "a number of seconds") + (" from 0 on" if zero else " above 0")
+        raise Misuse(f"{name} must be {wanted}, not {number!r}")
+
+
+def _check_names(
+    harnesses: Sequence[Harness], definitions: Sequence[Definition], executors: Mapping[str, Executor]
+) -> None:
     seen: set[str] = set()
-    for one in (*harnesses, *definitions):
-        check_id("definition", one.name)
-        check_id("definition_version", one.definition_version)
+    for kind, given in ((Harness, harnesses), (Definition, definitions)):
+        for one in given:
+            if not isinstance(one, kind):
+                raise Misuse(f"{kind.__name__}(...) was expected, not {type(one).__name__}")
+            check_id("definition", one.name)
+            check_id("definition_version", one.definition_version)
+    for route in executors:
+        check_id("route", route)
     for harness in harnesses:
         klass = harness.binding.ready_class
         if klass in seen:

@@ -13,6 +13,7 @@ from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.domain.change import ready_hint
 from agentscope_durable.runtime.backoff import Backoff
 from agentscope_durable.runtime.hints import ringing
@@ -27,6 +28,8 @@ PAGES_MAX = 64
 """Pages of one class looked at in one scan, when what stands first cannot be taken."""
 EMPTY_OWNER_SECONDS = 30.0
 """A dead host that left nothing is looked at again after this."""
+FORGET_MAX = 64
+"""Dead hosts whose leases are removed in one scan at most."""
 AUDIT_MAX = 1000
 """Owned Threads looked at in one audit."""
 AUDIT_SECONDS = 15.0
@@ -133,6 +136,7 @@ class Scheduler:
 
     async def _lost(self) -> AsyncIterator[_Work]:
         """Threads whose owner is gone: its lease has expired, or its process is known to have ended (D14)."""
+        left = FORGET_MAX
         async for owner in dead_owners(self._host, self._empty):
             empty = True
             after: tuple[int, str, str] | None = None
@@ -147,7 +151,7 @@ class Scheduler:
                 last = page.items[-1]
                 after = (last.due_ms, last.partition, last.item)
             if empty:
-                self._empty.missed(owner)
+                left = await forget(self._host, self._empty, owner, left)
 
     async def audit(self) -> bool:
         """Give back what this host owns by the store and does not have in hand; False if something may be left.
@@ -196,7 +200,30 @@ class Scheduler:
 
 async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[str]:
     """Hosts that are gone, without those that were found to have left nothing a moment ago."""
-    expired = [owner.owner for owner in await host.backend.owners() if not owner.alive]
-    for owner in dict.fromkeys([*await host.backend.dead_owners(), *expired]):
+    owners = await host.backend.owners()
+    dead = dict.fromkeys([*await host.backend.dead_owners(), *(owner.owner for owner in owners if not owner.alive)])
+    for owner in owners:
+        if owner.owner not in dead:
+            # It was frozen and has come back: what it takes from now on must be found as soon as it dies.
+            empty.done(owner.owner)
+    for owner in dead:
         if owner != host.owner and not empty.holds(owner):
             yield owner
+
+
+async def forget(host: Host, empty: Backoff, owner: str, left: int) -> int:
+    """Remove the lease of a dead host that left nothing, or put it aside for a while; how many more there may be.
+
+    Every host does this for every other; it may be repeated, and the store decides. Else the leases of all hosts that
+    were ever killed would be looked at in every scan.
+    """
+    if left > 0:
+        try:
+            if await host.backend.forget_owner(owner):
+                empty.done(owner)
+                log.info("host %s is gone and has left nothing", owner, extra={"owner": owner})
+                return left - 1
+        except DurableError as error:
+            host.report(error, "the lease of a dead host cannot be removed", owner=owner)
+    empty.missed(owner)
+    return left - 1

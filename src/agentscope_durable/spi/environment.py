@@ -7,11 +7,13 @@ needs a pause, a random id or a thread takes an `Environment` as an argument.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -63,6 +65,35 @@ class SystemEnvironment:
 
     async def call_in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.to_thread(call)
+
+
+async def call_in_own_thread(environment: Environment, call: Callable[[], T], *, name: str) -> T:
+    """Run an application's blocking call in a thread of its own.
+
+    It may block for hours: in a pool that others wait for, a handful of such calls would stop everything else. What it
+    raises is raised here, of any kind. A cancelled caller leaves the thread running, and a program may end over it.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(value: T | None, error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result((value, error))
+
+    def work() -> None:
+        try:
+            answer = context.run(call), None
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            answer = None, error
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits.
+            loop.call_soon_threadsafe(tell, *answer)
+
+    environment.start_thread(work, name=name)
+    value, error = await ended
+    if error is not None:
+        raise RuntimeError("the call raised StopIteration") if isinstance(error, StopIteration) else error
+    return cast("T", value)
 
 
 SYSTEM = SystemEnvironment()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from agentscope_durable.contracts.change import (
     HEAD_MAX_BYTES,
+    LEASE_KEPT_MS,
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Capabilities,
@@ -42,6 +43,7 @@ __all__ = [
     "Decide",
     "Entry",
     "HEAD_MAX_BYTES",
+    "LEASE_KEPT_MS",
     "LogRange",
     "LogRow",
     "NEED_ROUNDS_MAX",
@@ -109,6 +111,15 @@ class RecordStore(Protocol):
 
     async def dead_owners(self) -> list[str]:
         """Owners known to be gone before their lease expires (D14); [] where that cannot be known."""
+        ...
+
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        """Remove the lease of an owner that is gone for good and left nothing; True if nothing of it is stored now.
+
+        It left nothing when no ready row of these kinds has its name as class, judged in the same transaction. It is
+        gone for good when it is known to be dead, or its lease expired `LEASE_KEPT_MS` ago: a host that was only
+        frozen comes back under its lease, and what it then takes must be found under its name.
+        """
         ...
 
     async def close(self) -> None:

@@ -143,6 +143,13 @@ class FaultyRecordStore:
             raise plan.error()
         return answer
 
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        plan = self._before("forget")
+        answer = await self.inner.forget(owner, kinds)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
     def announce(self, owner: str) -> None:
         """Passed on to a store that knows it."""
         announce: Callable[[str], None] | None = getattr(self.inner, "announce", None)

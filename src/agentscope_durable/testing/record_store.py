@@ -27,6 +27,7 @@ from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.spi.environment import SYSTEM
 from agentscope_durable.spi.record_store import (
     HEAD_MAX_BYTES,
+    LEASE_KEPT_MS,
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Change,
@@ -164,8 +165,8 @@ class RecordStoreContract:
             assert (records.rev, records.next_seq) == (1, 2)
 
     async def test_atomic_a_change_that_is_refused_writes_nothing(self, tmp_path: Path) -> None:
-        thread = ThreadHead(1, "o" * 400, 0, 0, 0, "t" * 200, TurnState(), RunState())
-        too_large = SessionHead("test", "s", 1, threads={f"{n:0900}": thread for n in range(ACTIVE_THREADS_MAX)})
+        thread = ThreadHead(1, "o" * (HEAD_MAX_BYTES // ACTIVE_THREADS_MAX), 0, 0, 0, "t", TurnState(), RunState())
+        too_large = SessionHead("test", "s", 1, threads={str(n): thread for n in range(ACTIVE_THREADS_MAX)})
         defects = [
             Change(head=too_large, commit_id=commit_id(), puts=(("k", b"v"),)),
             Change(head=HEAD, commit_id="not hexadecimal", puts=(("k", b"v"),)),
@@ -179,7 +180,6 @@ class RecordStoreContract:
             records = await read(store, keys=("k",))
             assert records.head is None
             assert records.keys == {}
-        assert HEAD_MAX_BYTES < 64 * (900 + 600)
 
     async def test_atomic_a_repeated_request_changes_nothing(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
@@ -515,6 +515,38 @@ class RecordStoreContract:
             assert [lease.owner for lease in await store.owners()] == ["host-2"]
             assert not (await read(store, owners=("host-1",))).owners["host-1"].alive
 
+    async def test_timed_the_lease_of_a_host_that_left_nothing_is_forgotten_when_it_is_gone_for_good(
+        self, tmp_path: Path
+    ) -> None:
+        gone, kinds = -2 * LEASE_KEPT_MS, ("lease", "running")
+        async with self.opened(tmp_path) as store:
+            for owner, lease_ms in (
+                ("alive", 10_000),
+                ("frozen", -1),
+                ("empty", gone),
+                ("owner", gone),
+                ("hand", gone),
+            ):
+                store.renew(owner, lease_ms, b"")
+            rows = (ReadyRow("lease", "owner", 0, "main"), ReadyRow("running", "hand", 0, "t/c"))
+            rows += (ReadyRow("turn", "empty", 0, "main"),)
+            await store.transact("p", NOTHING, always(change(ready=rows)))
+
+            forgotten = {
+                name: await store.forget(name, kinds) for name in ("alive", "frozen", "empty", "owner", "hand")
+            }
+            assert forgotten == {"alive": False, "frozen": False, "empty": True, "owner": False, "hand": False}
+            assert {lease.owner for lease in await store.owners()} == {"alive", "frozen", "owner", "hand"}
+
+            # What it left was taken over: now it goes. Twice, and by two hosts at once, is fine.
+            await store.transact("p", NOTHING, always(change(unready=(("lease", "main"), ("running", "t/c")))))
+            found = await asyncio.gather(*(store.forget(name, kinds) for name in ("owner", "owner", "hand", "empty")))
+            assert found == [True] * 4
+            assert {lease.owner for lease in await store.owners()} == {"alive", "frozen"}
+
+            store.renew("empty", 10_000, b"")
+            assert (await read(store, owners=("empty",))).owners["empty"].alive
+
     async def test_timed_renewing_changes_no_session(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
             await store.transact("p", NOTHING, always(change(entry=events("a"))))
@@ -797,6 +829,7 @@ class RecordStoreContract:
             lambda: store.owners(),
             lambda: store.dead_owners(),
             lambda: store.release("host-1"),
+            lambda: store.forget("host-1", ("lease",)),
         ):
             with pytest.raises(HostClosed):
                 await ask()

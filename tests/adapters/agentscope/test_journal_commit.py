@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -240,3 +244,19 @@ def test_a_position_is_stored_member_by_member_and_read_back() -> None:
 def test_a_position_that_is_none_is_an_error() -> None:
     with pytest.raises(CorruptRecord):
         read_position(msgspec.Raw(b'{"phase":"dancing"}'))
+
+
+@pytest.mark.spec("TF-02")
+def test_the_journal_knows_no_host_and_no_agent() -> None:
+    code = (
+        "import sys\n"
+        "from agentscope_durable.journal import checkpoint, commit, host, models, position, scheduling, state_store\n"
+        "loaded = {m.split('.')[1] for m in sys.modules if m.startswith('agentscope_durable.')}\n"
+        "assert loaded <= {'contracts', 'journal', 'spi', '_failpoints'}, loaded\n"
+        "assert 'agentscope' not in sys.modules"
+    )
+    source = Path(__file__).resolve().parents[3] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(source)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -484,3 +484,49 @@ async def test_a_host_that_goes_while_a_tool_runs_changes_nothing_stored(tmp_pat
 
     assert (await stage.state()).model_dump_json() == before
     assert (await stage.play(turn)).status == "COMPLETED" and agents.did("slow") == 2
+
+
+async def test_what_a_middleware_keeps_must_be_json(tmp_path: Path) -> None:
+    class Keep(MiddlewareBase):
+        async def on_reasoning(self, agent: Any, input_kwargs: Any, next_handler: Any) -> AsyncIterator[Any]:
+            agent.state.middle_context["kept"] = object()
+            async for event in next_handler(**input_kwargs):
+                yield event
+
+    agents = Agents(tmp_path, ["never"], middlewares=lambda: [Keep()])
+    stage = await agents.stage()
+    view = await stage.play(await stage.submit("r1", "go"))
+    assert view.status == "FAILED" and view.error is not None and view.error.kind == "Misuse" and agents.requests == 0
+    assert "JSON cannot carry" in view.error.message
+
+
+async def test_tools_of_an_mcp_server_are_local_tools_too(tmp_path: Path) -> None:
+    class Server:
+        name = "server"
+        is_stateful = False
+        is_connected = True
+        asked = 0
+
+        async def list_tools(self) -> list[Any]:
+            Server.asked += 1
+            return [tool(bad, name="mcp__server__bad"), tool(bad, name="mcp__server__sent")]
+
+    async def bad() -> str:
+        agents.ledger.append("bad")
+        raise ConnectionError("the answer was lost")
+
+    from agentscope.tool import Toolkit
+
+    agents = Agents(
+        tmp_path,
+        [[Call("mcp__server__sent", id="c1")], [Call("mcp__server__bad", id="c2")], "done"],
+        toolkit=lambda: Toolkit(mcps=[Server()]),  # type: ignore[list-item]
+        bindings={"mcp__server__sent": "hands"},
+    )
+    stage = await agents.stage(results={"mcp__server__sent": "sent"})
+    turn = await stage.submit("r1", "go")
+
+    assert kinds(await stage.play(turn)) == ["tool_unknown"] and agents.did("bad") == 1
+    await stage.reconcile(turn, "c2", ToolResult(value="it had worked"))
+    assert (await stage.play(turn)).status == "COMPLETED" and agents.did("bad") == 1
+    assert outputs(await stage.state()) == {"c1": "sent", "c2": "it had worked"}

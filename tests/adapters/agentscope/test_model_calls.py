@@ -435,3 +435,29 @@ async def test_a_providers_status_says_whether_trying_again_may_help(tmp_path: P
     assert view.status == ("COMPLETED" if again else "FAILED")
     assert agents.adapter().classify(ProviderError("x")) is again
     assert view.recovery.failures == 1 and view.runs == (2 if again else 1)
+
+
+@pytest.mark.spec("TM-01")
+async def test_a_slow_store_does_not_delay_a_stream(tmp_path: Path) -> None:
+    """Usage that is known early is committed beside the stream, not before its next chunk."""
+    reached, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(_number: int, side: str, step: Any) -> None:
+        early = [fact for fact in step.models if fact.status is ModelStatus.STARTED and fact.usage is not None]
+        if side == "before" and early:
+            _ = await gate.wait()
+
+    parts = [Usage(7, 0), Text("a" * 40), Stall(gate, reached), Text("b"), Usage(7, 9)]
+    agents = Agents(tmp_path, [parts], model={"chunk_chars": 8})
+    stage = await agents.stage(on_commit=slow)
+    turn = await stage.submit("r1", "go")
+    run = asyncio.create_task(stage.step())
+    async with asyncio.timeout(20):
+        await reached.wait()
+        assert not gate.is_set()
+        gate.set()
+        assert await run
+
+    (call,) = await stage.model_calls(turn)
+    assert (await stage.view(turn)).status == "COMPLETED"
+    assert call.usage.output_tokens == 9 and call.usage_complete and len(call.requests) == 1

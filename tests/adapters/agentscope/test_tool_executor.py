@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,23 @@ pytest.importorskip("agentscope")
 from agentscope.message import Base64Source, DataBlock, TextBlock
 from agentscope.tool import ToolChunk, Toolkit
 
-from agentscope_durable.adapters.agentscope import AgentScopeToolExecutor, ToolError, current_origin
+from agentscope_durable.adapters.agentscope import (
+    AgentBuilder,
+    AgentScopeAdapter,
+    AgentScopeToolExecutor,
+    ToolError,
+    current_origin,
+)
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import RunStepRef
+from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.executor import ExecutionRequest, Succeeded, Unknown
+from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.testing.scripted_model import Call, EffectLedger, by_round, scripted_model
 from tests.adapters.agentscope.agents import external, tool
+from tests.adapters.agentscope.stage import Stage
 
 
 def request(name: str, arguments: str = "{}", *, call: str = "c1", route: str = "hands") -> ExecutionRequest:
@@ -161,3 +174,39 @@ async def test_a_call_beyond_its_time_is_unknown() -> None:
 
     outcome = await executor(tool(slow), timeout=0.05).execute(request("slow"))
     assert isinstance(outcome, Unknown) and "0.05" in outcome.reason
+
+
+@pytest.mark.spec("TB-01", "TB-05", "TB-06", "TB-10")
+async def test_one_catalogue_for_the_agent_and_for_whoever_performs(tmp_path: Path) -> None:
+    async def picture(x: int) -> ToolChunk:
+        """Draw."""
+        ledger.append("picture", origin=str(current_origin()))
+        image = DataBlock(source=Base64Source(data="aGk=", media_type="image/png"))
+        return ToolChunk(content=[TextBlock(text=f"see {x}"), image], metadata={"k": 1}, state="error")
+
+    ledger = EffectLedger(tmp_path / "ledger")
+    native = tool(picture)
+    catalogue = [AgentScopeToolExecutor.binding(native, "v1", "hands", {"credential": "vault:draw"})]
+
+    def make_agent(_binding: Any) -> AgentBuilder:
+        model = scripted_model(by_round([Call("picture", {"x": 3}, id="c1")], ["done"]), ledger=ledger)
+        return AgentBuilder(name="a", system_prompt="sys", model=model)
+
+    backend = TransactionalSessionBackend(MemoryRecordStore(), wakeups=LocalWakeups())
+    async with DurableRuntime(
+        backend=backend,
+        harnesses=[Harness("a", "v1", AgentScopeAdapter.for_react(make_agent, catalogue))],
+        executors={"hands": AgentScopeToolExecutor(Toolkit(tools=[native]), catalogue)},
+        poll_interval=0.02,
+    ) as runtime:
+        session = await runtime.create_session(SessionKey("app", "s"), "a")
+        await runtime.start()
+        turn = await session.submit("r1", "go")
+        assert await turn.wait(timeout=30)
+        stage = Stage(lambda: None, backend=backend, session=SessionKey("app", "s"))  # type: ignore[arg-type, return-value]
+        (block,) = [b for m in (await stage.state()).context for b in m.content if b.type == "tool_result"]
+        events = str(await stage.events())
+    assert block.state == "error" and block.metadata == {"k": 1}
+    assert [part.type for part in block.output] == ["text", "data"] and block.output[0].text == "see 3"
+    assert ledger.count("picture") == 1 and "vault" not in events
+    await backend.close()

@@ -160,6 +160,11 @@ class Calls:
                 results[block.id] = call.result
         return answers, results
 
+    def was_started(self, call_id: str) -> bool:
+        """A record says that the call was started, whatever became of it."""
+        call = self.known.get(call_id)
+        return call is not None and call.state not in _NOT_STARTED
+
     def is_approved(self, call_id: str) -> bool:
         """A person said yes, whatever a host's middleware thinks of it now (C41)."""
         call = self.known.get(call_id)

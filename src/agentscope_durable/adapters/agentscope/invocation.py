@@ -35,7 +35,7 @@ from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInter
 from agentscope_durable.adapters.agentscope.native import Native
 from agentscope_durable.adapters.agentscope.previews import Previews
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind, StepReceipt
-from agentscope_durable.contracts.errors import InputsChanged
+from agentscope_durable.contracts.errors import InputsChanged, Misuse
 from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
 from agentscope_durable.contracts.records import StepFact
 from agentscope_durable.contracts.results import ToolResult
@@ -246,8 +246,11 @@ class Invocation:
         if self.interrupted:
             raise HaltInTool(Halt(self.stopping))
         told = self.calls.derive(self.state)
-        with self.calls.maskable(self.state):
-            told.rows, told.base = self.native.rows(full=full)
+        try:
+            with self.calls.maskable(self.state):
+                told.rows, told.base = self.native.rows(full=full)
+        except ValueError as error:
+            raise Misuse(f"the agent's state holds something that JSON cannot carry: {error}") from error
         return told
 
     # ------------------------------------------------------------ Steps

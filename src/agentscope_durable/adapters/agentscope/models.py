@@ -58,6 +58,9 @@ class Recording(Protocol):
     @property
     def attempt(self) -> int: ...
 
+    @property
+    def failure(self) -> BaseException | None: ...
+
     def next_attempt(self) -> int: ...
 
     def open_step(self, phase: StepPhase) -> list[StepFact]: ...
@@ -306,8 +309,7 @@ class ModelCalls:
             model=model,
             observation=observation,
             observer=self._observer,
-            # Told with whatever is committed next: another request, or the end of the Run.
-            voids=self.recording.accept,
+            voids=self.tell,
         )
 
     # ---- the reply ----
@@ -355,6 +357,11 @@ class ModelCalls:
                     facts.append(request.fact(ModelStatus.CANCELLED))
         self._round, self._announced = [], None
         return facts
+
+    def tell(self, increment: Increment) -> None:
+        """Say what became of a request, with whatever is committed next. When nothing can be, the store finds out."""
+        if self.recording.failure is None:
+            self.recording.accept(increment)
 
     # ---- beside the reply ----
 
@@ -442,7 +449,7 @@ def _observed_class() -> Any:
             if self._call is None:
                 call = self._calls.beside(ModelPurpose.AUXILIARY, self, observation_of(self.observed_model))
                 answer = await self._calls.observed(self, call)(messages, tools, tool_choice, **kwargs)
-                return await _beside_answer(call, answer)
+                return await _beside_answer(self._calls, call, answer)
             if self._attempts:
                 return await super().__call__(messages, tools, tool_choice, **kwargs)
             return await self._outer(
@@ -519,10 +526,9 @@ def _observed_class() -> Any:
             _ = await recording.flush()
             return response
 
-    async def _beside_answer(call: ModelCall, answer: Any) -> Any:
-        recording = call.recording
+    async def _beside_answer(calls: ModelCalls, call: ModelCall, answer: Any) -> Any:
         if isinstance(answer, ChatResponse):
-            await recording.record(Increment(models=call.take_ended()))
+            calls.tell(Increment(models=call.take_ended()))
             return answer
 
         async def stream() -> AsyncIterator[Any]:
@@ -531,9 +537,7 @@ def _observed_class() -> Any:
                     yield chunk
             finally:
                 await close_stream(answer)
-                facts = call.take_ended()
-                if facts:
-                    recording.accept(Increment(models=facts))
+                calls.tell(Increment(models=call.take_ended()))
 
         return stream()
 

@@ -249,9 +249,9 @@ class Run:
             if str(block.state) != "allowed":
                 continue
             known = run.calls.known.get(block.id)
-            if known is None:
-                # Approved or running, says the state, and no record of ours: ask again (hazard of native states).
-                block.state = "pending"
+            if known is None or not run.calls.was_started(block.id):
+                # Approved or running, says the state, and no record of ours says that it was started: ask again.
+                block.state = "asking" if known is not None and known.interaction_id else "pending"
             elif known.state is ExecutionState.UNKNOWN or (
                 known.state is ExecutionState.RUNNING and known.kind is not ExecutionKind.LOCAL
             ):

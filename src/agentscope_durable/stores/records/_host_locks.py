@@ -81,6 +81,10 @@ class HostLocks:
                 found.append(owner)
         return found
 
+    def living(self, owner: str) -> bool:
+        """Whether a process holds the owner's lock. False where that is not known."""
+        return owner in self._held or (self._path(owner).exists() and not self.dead((owner,)))
+
     def close(self) -> None:
         """Let go of everything; the files stay, and say that these hosts are gone."""
         with self._lock:

@@ -17,6 +17,7 @@ from itertools import islice, takewhile
 from agentscope_durable.contracts.errors import HostClosed, Misuse
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
+    LEASE_KEPT_MS,
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Capabilities,
@@ -238,6 +239,16 @@ class MemoryRecordStore:
     async def dead_owners(self) -> list[str]:
         with self._open():
             return []
+
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        with self._open():
+            if owner not in self._leases:
+                return True
+            left = any(kind in kinds and row.klass == owner for (kind, _, _), row in self._ready.items())
+            if left or self.lease(owner).remaining_ms > -LEASE_KEPT_MS:
+                return False
+            del self._leases[owner]
+            return True
 
     async def close(self) -> None:
         self._closed = True

@@ -7,6 +7,7 @@ never touches the disk.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
@@ -14,14 +15,24 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar, cast, get_args
 
 import apsw
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import HostClosed, StoreBusy, Unavailable, Uncertain, UsedAfterFork
+from agentscope_durable.contracts.errors import (
+    HostClosed,
+    InvalidRequest,
+    StoreBusy,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+    Uncertain,
+    UsedAfterFork,
+)
 from agentscope_durable.spi.environment import SYSTEM, Environment, Thread
 from agentscope_durable.spi.record_store import (
+    LEASE_KEPT_MS,
     PAGE_MAX,
     Capabilities,
     Committed,
@@ -44,7 +55,17 @@ from agentscope_durable.stores.records._sqlite_file import (
     read_mounts,
 )
 from agentscope_durable.stores.records._sqlite_reader import Reader
-from agentscope_durable.stores.records._sqlite_rows import HOST_P, OWNER, OWNERS, REC_DELETE, REC_UPSERT, Execute
+from agentscope_durable.stores.records._sqlite_rows import (
+    HOST_P,
+    OWNER,
+    OWNERS,
+    READY_ANY,
+    REC,
+    REC_DELETE,
+    REC_UPSERT,
+    Execute,
+    owner_lease,
+)
 from agentscope_durable.stores.records._sqlite_writer import Member, Writer, transaction
 from agentscope_durable.stores.records._waiters import Waiter, tell
 
@@ -147,6 +168,11 @@ class SqliteRecordStore:
             Incompatible: with `strict`, the SQLite in use can corrupt it.
         """
         there = Path(path)
+        if synchronous not in get_args(Synchronous):
+            known = ", ".join(get_args(Synchronous))
+            raise InvalidRequest(f"synchronous is one of {known}, not {synchronous!r}", path="synchronous")
+        if not busy_timeout >= 0:
+            raise InvalidRequest(f"a busy_timeout is not {busy_timeout!r} seconds", path="busy_timeout")
 
         def connect() -> Self:
             check_version(apsw.SQLITE_VERSION_NUMBER, apsw.sqlite_lib_version(), strict=strict)
@@ -236,11 +262,44 @@ class SqliteRecordStore:
         self._check_process()
         if self._closed:
             raise HostClosed(SUBJECT)
-        if self._hold_locks:
+        if not self._hold_locks:
+            return
+        try:
             self._locks.hold(owner)
+        except OSError as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: OSError) -> Exception:
+        location = str(self._locks.folder)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreFull(location)
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return StoreReadOnly(location)
+        return Unavailable(f"the folder of the hosts' locks {location!r} cannot be used: {error.strerror}")
 
     async def dead_owners(self) -> list[str]:
         return await self._ask(lambda reader: self._locks.dead(reader.owner_names()))
+
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        def remove(run: Execute) -> bool:
+            lease = owner_lease(run, owner, self._clock)
+            gone = self._locks.dead((owner,)) or (
+                lease.remaining_ms <= -LEASE_KEPT_MS and not self._locks.living(owner)
+            )
+            left = any(run(READY_ANY, (kind, owner)).fetchall() for kind in kinds)
+            if not gone or left:
+                return not run(REC, (HOST_P, OWNER + owner)).fetchall()
+            run(REC_DELETE, (HOST_P, OWNER + owner))
+            return True
+
+        def write() -> bool:
+            done = [False]
+            self._writer.transaction("store.release", lambda run: done.append(remove(run)))
+            if done[-1]:
+                self._locks.drop(owner)
+            return done[-1]
+
+        return bool(await self._do(write))
 
     async def close(self) -> None:
         if os.getpid() != self._pid:
