@@ -77,7 +77,7 @@ class LeaseHeartbeat:
     def _renew(self) -> None:
         try:
             self._records.renew(self._owner, self._lease_ms, self._published)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the next beat tries again; the runtime sees `failure`
             self._failure = error
             log.warning("lease of %s was not renewed: %s", self._owner, type(error).__name__)
         else:
