@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentscope_durable.backend.heartbeat import LeaseHeartbeat
 from agentscope_durable.backend.queries import AUDIENCES
 from agentscope_durable.backend.transaction import NoWakeups, TransactionalSessionBackend
 from agentscope_durable.contracts import commands
@@ -183,6 +185,29 @@ CreateThreadElsewhere = commands.CreateThread(
 )
 
 
+@pytest.mark.spec("BE-14")
+async def test_what_a_hint_wakes_only_wakes() -> None:
+    """Publishing rings bells; no command is carried out and no record read on the way."""
+    from agentscope_durable.runtime.hints import LocalWakeups
+
+    transport = LocalWakeups()
+    backend = (await memory_backend()).with_wakeups(transport)
+    asked: list[str] = []
+    execute = backend.execute
+
+    async def counted(command: AnyCommand, **options: Any) -> Any:
+        asked.append(type(command).__name__)
+        return await execute(command, **options)
+
+    backend.execute = counted  # type: ignore[method-assign]
+    async with transport.listen() as rung:
+        await backend.execute(submission("r1"))
+        heard = await anext(rung)
+
+    assert heard
+    assert asked == ["SubmitTurn"]
+
+
 # ---- policy ----
 
 
@@ -295,3 +320,23 @@ async def test_what_a_transport_or_store_raises_is_logged_without_its_text(caplo
 
     assert "RuntimeError" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.spec("RC-01", "RC-05")
+def test_the_lease_of_a_host_whose_event_loop_was_closed_is_not_renewed_any_more() -> None:
+    backend = TransactionalSessionBackend(MemoryRecordStore())
+
+    async def start() -> LeaseHeartbeat:
+        heartbeat = backend.heartbeat("host", 60, b"")
+        heartbeat.start()
+        assert isinstance(heartbeat, LeaseHeartbeat)
+        return heartbeat
+
+    loop = asyncio.new_event_loop()
+    heartbeat = loop.run_until_complete(start())
+    assert heartbeat._thread is not None
+    heartbeat._thread.join(0.2)
+    assert heartbeat._thread.is_alive()
+    loop.close()
+    heartbeat._thread.join(10)
+    assert not heartbeat._thread.is_alive()

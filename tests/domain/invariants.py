@@ -25,6 +25,7 @@ from agentscope_durable.contracts.records import (
     ExecutionRecord,
     InputRecord,
     InteractionRecord,
+    MessageIndex,
     RunRecord,
     SessionHead,
     SignalRecord,
@@ -116,6 +117,13 @@ class Dump:
     def active(self, thread_id: str) -> ThreadHead | None:
         return None if self.head is None else self.head.threads.get(thread_id)
 
+    def position(self, thread_id: str) -> int:
+        """Stream position of the Thread's last owner commit."""
+        active, key = self.active(thread_id), keys.thread(thread_id)
+        if active is not None:
+            return active.position
+        return self.one(key, ThreadRecord).position if key in self.records else 0
+
     def state(self, record: TurnRecord) -> TurnState:
         """The state of a Turn: in the head while a host owns it."""
         active = self.active(record.thread_id)
@@ -148,6 +156,7 @@ class World:
         self.dump = now
         assert now.rev == before.rev + 1, "one commit, one revision"
         told = self._new_events(before, now)
+        self._stream(before, now)
         for turn_id, (record, state) in now.turns.items():
             self._revision(turn_id, before, state, told)
             self._view(record, state)
@@ -170,6 +179,14 @@ class World:
             if event.type == "turn.status":
                 told[event.turn_id] += 1
         return told
+
+    def _stream(self, before: Dump, now: Dump) -> None:
+        """A commit of an owner takes the next position of its Thread, and no other commit takes one."""
+        row = self._store._sessions[keys.partition(self._session)].log[-1]
+        for thread in now.all(keys.THREADS, ThreadRecord):
+            wanted = before.position(thread.thread_id) + (row.stream == thread.thread_id)
+            assert now.position(thread.thread_id) == wanted
+            assert row.stream != thread.thread_id or row.at == wanted
 
     @staticmethod
     def _revision(turn_id: str, before: Dump, state: TurnState, told: Counter[str]) -> None:
@@ -214,8 +231,6 @@ class World:
         assert fence >= was, "a fence never goes down"
         if active is not None and (owned is None or owned.owner != active.owner):
             assert fence == was + 1, "every claim has a fence of its own"
-        position = thread.position if active is None else active.position
-        assert position >= (earlier.position if owned is None else owned.position), "a position never goes down"
 
     @staticmethod
     def _queue(now: Dump, thread: ThreadRecord) -> None:
@@ -235,7 +250,11 @@ class World:
     def _turn(self, now: Dump, record: TurnRecord, state: TurnState) -> None:
         active = now.active(record.thread_id)
         owner = active if active is not None and active.turn_id == record.turn_id else None
-        inputs = [one for one in now.all(keys.inputs(record.turn_id), InputRecord) if one.state is SignalState.ACCEPTED]
+        inputs = list(now.all(keys.inputs(record.turn_id), InputRecord))
+        for one in inputs:
+            flag = one.state.value.lower() if one.state in (SignalState.WITHDRAWN, SignalState.EXPIRED) else ""
+            assert now.one(keys.message(one.seq), MessageIndex).flag == flag, "history says what became of an input"
+        inputs = [one for one in inputs if one.state is SignalState.ACCEPTED]
         assert state.inputs == len(inputs)
         assert state.steers == sum(one.kind == "steer" for one in inputs)
         self._runs(now, record, owner)
@@ -281,6 +300,8 @@ class World:
     # ---- tool calls and questions ----
 
     def _executions(self, now: Dump, record: TurnRecord, state: TurnState, owner: ThreadHead | None) -> None:
+        for run in now.all(keys.runs(record.turn_id), RunRecord):
+            assert (run.status is RunStatus.RUNNING) is not bool(run.ended_ms), "a Run has an end when it has ended"
         for execution in now.all(keys.executions(record.turn_id), ExecutionRecord):
             found = [c for c in state.conditions if c.call_id == execution.call_id and c.kind in EFFECTS]
             assert len(found) <= 1, "one condition for one call"

@@ -75,6 +75,40 @@ def test_after_its_dispatcher_was_lost_an_execution_is_asked_for_and_not_started
     assert stage.dispatch(owner.turn, owner="third", dead=("others",)).action is A.QUERY
 
 
+def test_a_dispatcher_that_never_heard_of_its_start_is_granted_that_same_start_again() -> None:
+    stage, owner = started()
+    again = c.ClaimExecution(
+        session=stage.session, thread_id="main", turn_id=owner.turn, call_id="c1", owner="hands", again=True
+    )
+
+    grant = stage.do(again)
+    assert (grant.action, grant.tries) == (A.START, 0)
+    assert stage.change is None
+    assert stage.do(replace(again, owner="others")).action is A.NOTHING
+    assert stage.do(replace(again, again=False)).action is A.QUERY
+    assert stage.do(again).action is A.QUERY, "since it was asked for, it may have been started"
+
+
+def test_a_start_that_was_never_heard_of_is_void_once_the_turn_is_cancelled() -> None:
+    stage, owner = started()
+    stage.cancel(owner.turn)
+    again = c.ClaimExecution(
+        session=stage.session, thread_id="main", turn_id=owner.turn, call_id="c1", owner="hands", again=True
+    )
+
+    assert stage.do(again).action is A.NOTHING
+    assert (stage.execution(owner.turn).state, stage.due()) == (S.CANCELLED, 0)
+
+
+def test_each_look_at_what_is_not_known_is_counted() -> None:
+    """A dispatcher waits longer each time."""
+    stage, owner = started()
+    for tries in range(1, 4):
+        stage.outcome(owner.turn, S.UNKNOWN if tries == 1 else S.RUNNING, retry_after_ms=1)
+        assert stage.execution(owner.turn).tries == 2 * tries - 1
+        assert stage.dispatch(owner.turn).tries == 2 * tries
+
+
 def test_only_external_calls_that_are_under_way_are_for_dispatchers() -> None:
     stage = Stage()
     owner = stage.running()

@@ -91,8 +91,11 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Do(msgspec.Struct, frozen=True):
+    """`lost`: the sender never hears the answer."""
+
     command: Any
     seed: bytes
+    lost: bool = False
 
 
 Act = Advance | Jump | Renew | Gone | Do
@@ -122,11 +125,11 @@ class History:
                 self.stage.alive(owner, lease_ms=lease_ms)
             case Gone(owner=owner):
                 self.stage.dies(owner)
-            case Do(command=command, seed=seed):
-                return self._do(command, seed)
+            case Do(command=command, seed=seed, lost=lost):
+                return self._do(command, seed, lost=lost)
         return None
 
-    def _do(self, command: Any, seed: bytes) -> Any:
+    def _do(self, command: Any, seed: bytes, *, lost: bool) -> Any:
         kind = type(command)
         stale = isinstance(command, OWNER_COMMANDS) and not self._owns(command)
         encoded = msgspec.json.encode(command)
@@ -147,10 +150,10 @@ class History:
             assert self.receipts.setdefault(encoded, told) == told, "a repeat has another receipt"
             assert changed is (encoded not in self._known), "a repeat changed something"
             self._known.add(encoded)
-        if isinstance(receipt, c.ExecutionGrant) and receipt.action is c.ExecutionAction.START:
+        if isinstance(receipt, c.ExecutionGrant) and receipt.action is c.ExecutionAction.START and not lost:
             assert receipt.execution_id not in self.started, "an execution was started twice"
             self.started.add(receipt.execution_id)
-        return receipt
+        return None if lost else receipt
 
     @property
     def _known(self) -> set[bytes]:
@@ -201,6 +204,7 @@ class Players:
         self.claims: list[tuple[str, str, c.Claimed]] = []
         self.positions: dict[tuple[str, int], int] = {}
         self.sent: list[Any] = []
+        self.unheard: list[c.ClaimExecution] = []
         self.requests = 0
 
     @property
@@ -422,6 +426,8 @@ class Players:
             served=self._some(((BINDING.ready_class,),) * 9 + ((NEXT.ready_class,),)),
             dead=self._some(((),) * 6 + (tuple(host for host in HOSTS if host != owner),)),
             takeovers_max=self._some((1, 5)),
+            refused=("w",) if self._chance(0.02) else (),
+            again=self._chance(0.02),
         )
 
     def _owner(self, *, settling: bool) -> dict[str, Any] | None:
@@ -558,6 +564,8 @@ class Players:
                 return local(call, self._some(ReplayRule))
             outcome = self._some((ExecutionState.COMPLETED, ExecutionState.COMPLETED, ExecutionState.UNKNOWN))
             return c.ToolCommit(call_id=call, state=outcome, result=body_of({}), applied=self._chance(0.5))
+        if execution.kind is ExecutionKind.LOCAL and state is ExecutionState.UNKNOWN and self._chance(0.5):
+            return local(call, ReplayRule.SAFE)
         return c.ToolCommit(call_id=call, state=state, kind=execution.kind)
 
     def _end(self, state: TurnState) -> c.RunEnd:
@@ -569,6 +577,7 @@ class Players:
             message_id="m",
             finish_reason=self._some(("completed", "completed", "exceed_max_iters")),
             failure=failure if self._chance(0.98) else None,
+            operator="look" if self._chance(0.05) else "",
             policy=self._some((RecoveryPolicy(), RecoveryPolicy(max_retries=1, initial_backoff_ms=50_000))),
         )
 
@@ -634,7 +643,10 @@ class Players:
         owner = self._some(HANDS)
         if self._chance(0.7):
             self._act(Renew(owner, 30_000))
-        return self._command(
+        if self.unheard and self._chance(0.5):
+            # The answer was lost, and this host has done nothing since.
+            return Do(replace(self.unheard.pop(), again=True), self._seed())
+        act = self._command(
             c.ClaimExecution,
             thread_id=found[0].thread_id,
             turn_id=found[0].turn_id,
@@ -642,6 +654,10 @@ class Players:
             owner=owner,
             dead=self._some(((),) * 4 + (tuple(hand for hand in HANDS if hand != owner),)),
         )
+        if not self._chance(0.1):
+            return act
+        self.unheard.append(act.command)
+        return replace(act, lost=True)
 
     def _record_outcome(self) -> Act | None:
         found = self._execution(ExecutionState.RUNNING, ExecutionState.UNKNOWN)

@@ -7,9 +7,18 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import HEAD_CLAIM_BYTES
 from agentscope_durable.contracts.commands import ClaimPurpose, RunEndKind
 from agentscope_durable.contracts.errors import Fenced, NotFound
-from agentscope_durable.contracts.records import ACTIVE_THREADS_MAX, Binding, ModelFact, RunRecord, StepFact, Usage
+from agentscope_durable.contracts.records import (
+    ACTIVE_THREADS_MAX,
+    Binding,
+    ModelFact,
+    RunRecord,
+    StepFact,
+    Usage,
+    encode,
+)
 from agentscope_durable.contracts.status import (
     ExecutionState,
     ModelStatus,
@@ -19,7 +28,7 @@ from agentscope_durable.contracts.status import (
     StepStatus,
 )
 from agentscope_durable.domain.run_view import Told, model_call_view
-from tests.domain.stage import LEASE_MS, Owner, Stage
+from tests.domain.stage import LEASE_MS, Owner, Stage, external
 
 S = ExecutionState
 NOTHING = ClaimPurpose.NOTHING
@@ -87,6 +96,25 @@ def test_so_many_threads_of_a_session_run_at_once_and_the_next_waits_for_room() 
     assert stage.claim(thread=last).claimed.purpose is ClaimPurpose.RUN
 
 
+def test_no_further_thread_is_taken_while_the_head_is_full_and_a_single_one_never_waits() -> None:
+    stage = Stage()
+    stage.do(c.CreateThread(session=stage.session, thread_id="research", binding=stage.binding))
+    stage.submit("r2", thread="research")
+    owner = stage.running()
+    owner.step(tools=tuple(external(f"{n} {'x' * 100}") for n in range(200)))
+    head = stage.world.dump.head
+    assert head is not None and len(encode(head)) > HEAD_CLAIM_BYTES
+
+    assert stage.claim("b", thread="research").claimed.purpose is NOTHING
+    assert stage.due("research") == 0
+    stage.dies("a")
+    assert stage.claim("b").claimed.lost_run == owner.run, "what is owned already is taken over"
+    stage.cancel(owner.turn)
+    stage.dies("b")
+    stage.claim("d").settle()
+    assert stage.claim("b", thread="research").claimed.purpose is ClaimPurpose.RUN
+
+
 @pytest.mark.spec("Q-09", "RC-02")
 def test_a_stale_owner_is_refused_whatever_it_says_and_nothing_of_it_is_stored() -> None:
     stage = Stage()
@@ -116,6 +144,50 @@ def test_a_stale_owner_is_refused_whatever_it_says_and_nothing_of_it_is_stored()
     with stage.refuses(Fenced) as refused:
         owner.step()
     assert refused.value.current == 0, "nobody owns it"
+
+
+def test_a_host_that_never_heard_the_answer_to_its_claim_is_given_it_again() -> None:
+    stage = Stage()
+    owner = stage.running("a")
+    again = replace(stage.claim_command("a"), again=True)
+
+    assert stage.do(again) == owner.claimed
+    assert stage.change is None
+    assert stage.do(replace(again, owner="b")) == c.Claimed(purpose=NOTHING)
+    owner.checkpoint(steps=(owner.fact(1),), reasoning=1, attempt=2)
+    stage.pause(owner.turn)
+    told = stage.do(again)
+    assert (told.pause, told.position, told.checkpoint_at, told.base_at, told.reasoning, told.attempt) == (
+        True,
+        2,
+        2,
+        2,
+        1,
+        2,
+    )
+    stage.cancel(owner.turn)
+    owner.end(RunEndKind.CANCELLED)
+    told = stage.do(again)
+    assert (told.purpose, told.run_id, told.cancel) == (ClaimPurpose.SETTLE, "", True)
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["given back", "owned by a lost host"])
+def test_a_turn_in_flight_of_a_writer_this_host_does_not_read_is_left_for_another(owned: bool) -> None:
+    stage = Stage()
+    owner = stage.running("a")
+    owner.checkpoint()
+    if owned:
+        stage.dies("a")
+    else:
+        owner.end(RunEndKind.RELEASED)
+
+    refusing = replace(stage.claim_command("b"), refused=("2.0.8",))
+    stage.alive("b")
+    assert stage.do(refusing) == c.Claimed(purpose=NOTHING)
+    assert stage.change is None
+    stage.claim("d").answers()
+    second = stage.submit("r2")
+    assert stage.do(refusing).turn_id == second, "a Turn that has not begun starts anew with what this host writes"
 
 
 # ---- takeover ----

@@ -217,6 +217,26 @@ def test_the_end_of_a_run_closes_its_step_and_its_requests() -> None:
     assert [e.data["messageId"] for e in stage.events("message.abandoned")] == ["m2"]
 
 
+def test_a_step_ends_without_ending_the_one_that_is_open() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.begins(1)
+    owner.begins(2)
+    owner.step(steps=(owner.fact(1, status=StepStatus.COMPLETED),))
+    active = stage.world.dump.active("main")
+    assert active is not None and active.run.step_id == f"{owner.run}.s2"
+
+
+def test_an_attempt_that_was_given_up_is_told() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.step(abandons=(c.Abandon("m1", 1, "the provider cut it off"),))
+
+    [event] = stage.events("message.abandoned")
+    assert event.data == {"messageId": "m1", "attempt": 1, "reason": "the provider cut it off"}
+    assert (event.turn_id, event.run_id) == (owner.turn, owner.run)
+
+
 def test_a_message_that_is_completed_again_keeps_its_place_in_history() -> None:
     stage = Stage()
     owner = stage.running()
@@ -351,19 +371,51 @@ def test_a_tool_whose_rules_agree_again_later_may_still_be_run() -> None:
     stage = Stage()
     owner = stage.running()
     owner.starts_local("c1", ReplayRule.SAFE)
+    owner.asks("c2", "i1")
     stage.dies("a")
     owner = stage.claim("b")
     owner.tool("c1", S.UNKNOWN)
     owner.suspends()
-    assert stage.reasons(owner.turn) == ["tool_unknown"]
-    stage.pause(owner.turn)
-    stage.resume(owner.turn)
-    stage.reconcile(owner.turn)
+    assert stage.reasons(owner.turn) == ["tool_unknown", "approval"]
+    stage.respond(owner.turn, "i1", False)
     owner = stage.claim("b")
+
+    owner.starts_local("c1", ReplayRule.SAFE)
+
+    assert (stage.execution(owner.turn).state, stage.execution(owner.turn).attempt) == (S.RUNNING, 2)
+    owner.tool("c1", S.COMPLETED)
     with stage.refuses(InvalidRequest):
         owner.starts_local("c1", ReplayRule.SAFE)
-
     assert stage.execution(owner.turn).state is S.COMPLETED, "what is known is not done again"
+
+
+def test_an_approved_call_may_be_performed_elsewhere_with_other_arguments() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.asks("c2", "i1")
+    stage.respond(owner.turn, "i1")
+    edited = reference_body(b"edited")
+    owner.tool("c2", S.INTENT, kind=ExecutionKind.EXTERNAL, route="hands", arguments=edited, answers=("i1",))
+
+    call = stage.execution(owner.turn, "c2")
+    assert (call.kind, call.route, call.arguments, call.name) == (ExecutionKind.EXTERNAL, "hands", edited, "delete")
+    assert keys.object_(edited.digest) in stage.world.dump.records
+    assert stage.dispatch(owner.turn, "c2").arguments == edited
+
+
+def test_a_call_that_was_refused_before_its_question_was_answered_still_has_that_question() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.asks("c2", "i1")
+    owner.tool("c2", S.DENIED, applied=True)
+    owner.suspends()
+    assert stage.reasons(owner.turn) == ["approval"]
+
+    stage.respond(owner.turn, "i1")
+    owner = stage.claim("b")
+    owner.step(answers=("i1",))
+    owner.answers()
+    assert (stage.status(owner.turn), stage.execution(owner.turn, "c2").state) == ("COMPLETED", S.DENIED)
 
 
 def test_a_run_tells_what_became_of_its_own_local_tools_only() -> None:
@@ -562,6 +614,30 @@ def test_a_run_does_not_end_in_a_way_that_nobody_asked_for() -> None:
         with stage.refuses(InvalidRequest) as refused:
             owner.step(end=end)
         assert (refused.value.path or "").startswith("end")
+
+
+def test_a_run_may_leave_its_turn_to_a_person_if_it_is_suspended() -> None:
+    """In any other way to end nobody would see why the Turn does not go on (P9)."""
+    for kind in RunEndKind:
+        stage = Stage()
+        owner = stage.running()
+        if kind is RunEndKind.CANCELLED:
+            stage.cancel(owner.turn)
+        end = c.RunEnd(kind=kind, operator="damaged", failure=TRY_AGAIN if kind is RunEndKind.FAILED else None)
+        if kind is not RunEndKind.SUSPENDED:
+            with stage.refuses(InvalidRequest) as refused:
+                owner.step(end=end)
+            assert refused.value.path == "end.operator"
+            continue
+        owner.step(end=end)
+        assert (stage.status(owner.turn), stage.reasons(owner.turn), stage.due()) == ("WAITING", ["operator"], None)
+        stage.release_turn(owner.turn)
+        assert stage.due() == 0
+
+        owner = stage.claim("b")
+        stage.cancel(owner.turn)
+        owner.step(end=end)
+        assert (stage.reasons(owner.turn), stage.due()) == ([], 0), "a cancelled Turn needs nobody's leave to end"
 
 
 def test_a_local_tool_that_its_run_leaves_behind_is_lost_however_the_run_ends() -> None:

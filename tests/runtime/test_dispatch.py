@@ -348,3 +348,44 @@ async def test_arguments_that_cannot_be_read_are_never_sent(hosts: Hosts) -> Non
 
     assert tool.state is ExecutionState.FAILED
     assert remote.started == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "said"),
+    [
+        (None, ExecutionState.UNKNOWN, None),
+        ({"value": 1}, ExecutionState.UNKNOWN, None),
+        (Succeeded(value=1, state=5), ExecutionState.COMPLETED, "form"),
+        (Succeeded(value=1, content=5), ExecutionState.COMPLETED, "form"),
+        (Succeeded(value=1, metadata=[1]), ExecutionState.COMPLETED, "form"),
+        (Failed(None), ExecutionState.FAILED, ""),
+        (Failed(5), ExecutionState.FAILED, "5"),
+    ],
+    ids=repr,
+)
+async def test_an_answer_of_another_form_is_recorded_and_can_be_read(hosts: Hosts, outcome, state, said) -> None:
+    class Odd:
+        capabilities = ExecutorCapabilities(query=False, cancel=False, output=False)
+
+        async def execute(self, request):
+            return outcome
+
+        query = cancel = execute
+
+    runtime = await hosts.open([external("hands", "work"), final("ok")], executors={"hands": Odd()})
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    if state is ExecutionState.UNKNOWN:
+        await turn_is(turn, TurnStatus.WAITING, where=lambda view: view.waiting_on[0].kind is WaitKind.TOOL_UNKNOWN)
+    else:
+        await turn.wait(SECONDS)
+    (tool,) = await turn.list_tools()
+
+    assert tool.state is state
+    assert said is None or said in (tool.result.get("reason") or "")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, None, "soon"])
+def test_a_wait_that_is_no_number_of_seconds_is_bounded(seconds) -> None:
+    _, _, wait_ms = _stored(Running(seconds), 0, may_query=True)
+
+    assert 1 <= wait_ms <= QUERY_WAIT_MAX_MS

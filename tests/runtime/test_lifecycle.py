@@ -15,9 +15,10 @@ import pytest
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Misuse, Unavailable, UsedAfterFork
 from agentscope_durable.contracts.status import RunStatus, TurnStatus
+from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.hints import LocalWakeups
-from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.manual_clock import ManualClock
@@ -402,6 +403,8 @@ async def test_a_start_that_was_cancelled_can_be_repeated(hosts: Hosts) -> None:
         {"takeovers_max": -1},
         {"harnesses": ["agent"]},
         {"definitions": ["agent"]},
+        {"recovery_policy": 3},
+        {"recovery_policy": RecoveryPolicy(max_retries="3")},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -450,3 +453,13 @@ async def test_tools_that_block_their_threads_hold_up_neither_large_inputs_nor_t
         await session.submit("large", "x" * 200_000)
         await runtime.close()
     gate.set()
+
+
+@pytest.mark.spec("RT-37")
+@pytest.mark.parametrize("found", ["agent", Definition("agent", "", "s"), Definition("agent", "v1", 5)], ids=repr)
+async def test_a_resolver_that_answers_something_else_is_told_and_nothing_is_stored(hosts: Hosts, found) -> None:
+    runtime = await hosts.open(definition_resolver=lambda name: found)
+    with pytest.raises((Misuse, InvalidRequest)):
+        await runtime.create_session(KEY, "agent")
+
+    assert (await runtime.list_sessions(KEY.namespace)).items == ()

@@ -9,7 +9,7 @@ import pytest
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import LEASE_KEPT_MS
 from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn, RunEnd
-from agentscope_durable.contracts.errors import TurnFailed, Unavailable, Uncertain
+from agentscope_durable.contracts.errors import Misuse, TurnFailed, Unavailable, Uncertain
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import (
@@ -618,3 +618,19 @@ async def test_the_lease_of_a_dead_host_is_removed_when_its_work_was_taken_over(
 
     await until(removed)
     assert {lease.owner for lease in await hosts.backend.owners()} == {other.owner, second.owner}
+
+
+@pytest.mark.spec("RC-15")
+@pytest.mark.parametrize("kind", ["text", "coroutine"])
+async def test_a_classification_that_is_no_answer_is_not_stored_and_the_default_stands(hosts: Hosts, kind: str) -> None:
+    async def later(error: BaseException) -> bool:
+        return True
+
+    hook = later if kind == "coroutine" else lambda error: "yes"
+    runtime = await hosts.open([Fail(kind="ValueError"), final("ok")], retryable_failure=hook)
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    with pytest.raises(TurnFailed):
+        await turn.wait(SECONDS)
+
+    assert len(await turn.list_runs()) == 1
+    assert [type(error) for error in hosts.errors] == [Misuse]

@@ -7,6 +7,7 @@ with either.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -31,6 +32,10 @@ class LeaseHeartbeat:
         self._owner = owner
         self._lease_ms = lease_ms
         self._published = published
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
         self._stopping = threading.Event()
         self._starting = threading.Lock()
         self._began = False
@@ -72,6 +77,10 @@ class LeaseHeartbeat:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
+            if self._loop is not None and self._loop.is_closed():
+                # A loop that is blocked comes back; a closed one never does, and what it owned is for others.
+                log.warning("lease of %s is not renewed any more: its event loop was closed", self._owner)
+                return
             self._renew()
 
     def _renew(self) -> None:

@@ -51,15 +51,11 @@ def end_turn(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: Turn
     close_questions(draft, record, state, reason)
     expire_inputs(draft, record, state, reason)
     _end_controls(draft, record, state, status, reason)
-    recovery = state.recovery
-    if recovery is not None and recovery.next_retry_at_ms:
-        recovery = replace(recovery, next_retry_at_ms=0)
     ended = replace(
         move(record.turn_id, state, status),
         cancel="",
         pause="",
         paused_revision=0,
-        recovery=recovery,
         conditions=(),
         inputs=0,
         steers=0,

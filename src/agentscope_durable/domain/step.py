@@ -730,6 +730,8 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
         raise InvalidRequest("a run ends cancelled only after a cancel was accepted", path="end")
     if (kind is RunEndKind.FAILED) is not (end.failure is not None):
         raise InvalidRequest("a failure belongs to a run that failed, and to no other", path="end.failure")
+    if end.operator and end.kind is not RunEndKind.SUSPENDED:
+        raise InvalidRequest("only a run that is suspended leaves its turn to a person", path="end.operator")
     record = draft.turn(c.thread_id, c.turn_id)
     end_run(draft, record, active.run, _RUN_STATUS[kind], active.position, failure=end.failure)
     record = replace(record, last_at=active.position)
@@ -752,7 +754,8 @@ def _end(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, state: Tu
     if end.failure is not None:
         state = _failed(draft, end.failure, end.policy, record, state)
     state = lose_local_tools(draft, record, state, settling=settling(state))
-    if end.operator:
+    if end.operator and not settling(state):
+        # A cancelled Turn ends whether somebody has looked or not.
         state = replace(state, operator=end.operator)
     state = draft.store_turn(record, _after_run(draft, kind, record, state))
     return draft.change(_receipt(active, state, draft.now_ms, ended=True))

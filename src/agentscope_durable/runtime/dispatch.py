@@ -9,6 +9,7 @@ Rule 3: a dispatcher that stops leaves the execution to its identity: another ho
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, NamedTuple, assert_never
 
@@ -298,6 +299,8 @@ class Dispatcher:
             raise
         except BaseException as error:  # noqa: BLE001 - the effect may have happened: that is an outcome
             return Unknown(f"the executor raised {type(error).__name__}: {said(error)}"[:REASON_CHARS_MAX])
+        if not isinstance(outcome, Outcome):
+            return Unknown(f"the executor answered a {type(outcome).__name__}, which is no outcome")
         return outcome
 
     async def _record(self, call: _Call, grant: ExecutionGrant, outcome: Outcome, *, may_query: bool) -> None:
@@ -349,7 +352,9 @@ def _stored(outcome: Outcome, tries: int, *, may_query: bool) -> tuple[Execution
         case Cancelled(reason=reason):
             return ExecutionState.CANCELLED, ToolResult(state="interrupted", reason=_text(reason)), 0
         case Running(retry_after=seconds):
-            return ExecutionState.RUNNING, None, max(1, min(int(seconds * 1000), QUERY_WAIT_MAX_MS))
+            if isinstance(seconds, int | float) and not math.isnan(seconds):
+                wait_ms = int(max(1, min(seconds * 1000, QUERY_WAIT_MAX_MS)))
+            return ExecutionState.RUNNING, None, wait_ms
         case Unknown():
             # Nobody else can say either: evidence settles it, not another question.
             return ExecutionState.UNKNOWN, None, wait_ms if may_query else 0
@@ -366,14 +371,19 @@ def _succeeded(outcome: Succeeded) -> ToolResult:
             return ToolResult(state="error", reason=refusal)
         carried.append(value)
     value, content, metadata = carried
-    return ToolResult(
+    result = ToolResult(
         state=outcome.state or ("error" if outcome.error else "success"),
         value=value,
         content=content,
         metadata=metadata,
         reason=value if outcome.error and isinstance(value, str) else None,
     )
+    try:
+        # What is stored must be readable by the agent that asked for it.
+        return msgspec.convert(msgspec.to_builtins(result), ToolResult)
+    except msgspec.ValidationError as error:
+        return ToolResult(state="error", reason=_text(f"the tool ran, but its result has not the form of one: {error}"))
 
 
-def _text(reason: str) -> str:
-    return durable_json.sanitize_text(reason)[:REASON_CHARS_MAX]
+def _text(reason: object) -> str:
+    return durable_json.sanitize_text(str(reason or ""))[:REASON_CHARS_MAX]

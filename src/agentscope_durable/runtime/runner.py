@@ -9,6 +9,7 @@ Rule 3: a Thread this host owns is given back, or known to be another's. Giving 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
@@ -319,8 +320,14 @@ class Runner:
             except Exception as defect:  # noqa: BLE001 - a broken classification leaves the default
                 self._host.report(defect, "classifying a failure failed")
                 continue
-            if answer is not None:
+            if isinstance(answer, bool):
                 return answer
+            if answer is not None:
+                # Not taken for a yes, and never stored.
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                wrong = Misuse(f"a classification of failures answers True, False or None, not {type(answer).__name__}")
+                self._host.report(wrong, "classifying a failure failed")
         return retryable(error)
 
     async def _end(self, run: LiveRun, end: RunEnd) -> None:

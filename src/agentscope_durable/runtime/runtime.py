@@ -99,6 +99,7 @@ class _Definitions:
             found = self._resolver(name)
             definition = await found if inspect.isawaitable(found) else found
             if definition is not None:
+                _check_definition(definition)
                 return Binding(definition.name, definition.definition_version, definition.state_version)
         raise NotFound("definition", name)
 
@@ -193,7 +194,7 @@ class DurableRuntime:
         self._runner = Runner(
             self._host,
             {klass: harness.adapter for klass, harness in self._served().items()},
-            policy=recovery_policy or RecoveryPolicy(),
+            policy=_check_policy(recovery_policy),
             retryable_failure=retryable_failure,
             takeovers_max=takeovers_max,
         )
@@ -441,16 +442,34 @@ def _check_number(name: str, number: float, *, whole: bool = False, zero: bool =
         raise Misuse(f"{name} must be {wanted}, not {number!r}")
 
 
+def _check_policy(policy: RecoveryPolicy | None) -> RecoveryPolicy:
+    try:
+        # It is stored with a Turn's first failure, and must be readable for ever.
+        return msgspec.convert(msgspec.to_builtins(policy or RecoveryPolicy()), RecoveryPolicy)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise Misuse(f"recovery_policy must be a RecoveryPolicy: {error}") from error
+
+
+def _check_definition(one: Definition) -> None:
+    if not isinstance(one, Definition):
+        raise Misuse(f"Definition(...) was expected, not {type(one).__name__}")
+    check_id("definition", one.name)
+    check_id("definition_version", one.definition_version)
+    check_id("state_version", one.state_version)
+
+
 def _check_names(
     harnesses: Sequence[Harness], definitions: Sequence[Definition], executors: Mapping[str, Executor]
 ) -> None:
     seen: set[str] = set()
-    for kind, given in ((Harness, harnesses), (Definition, definitions)):
-        for one in given:
-            if not isinstance(one, kind):
-                raise Misuse(f"{kind.__name__}(...) was expected, not {type(one).__name__}")
-            check_id("definition", one.name)
-            check_id("definition_version", one.definition_version)
+    for one in harnesses:
+        if not isinstance(one, Harness):
+            raise Misuse(f"Harness(...) was expected, not {type(one).__name__}")
+        check_id("definition", one.name)
+        check_id("definition_version", one.definition_version)
+        check_id("state_version", one.adapter.state_version)
+    for one in definitions:
+        _check_definition(one)
     for route in executors:
         check_id("route", route)
     for harness in harnesses:
