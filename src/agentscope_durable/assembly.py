@@ -18,7 +18,6 @@ from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 
 __all__ = ["LocalBackend", "MemoryBackend"]
 
@@ -93,6 +92,9 @@ class _Opening:
             await self._backend.close()
 
     async def _open(self) -> LocalBackend:
+        # SQLite is loaded when a store is opened, not when the name `LocalBackend` is (D29).
+        from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+
         directory = self._directory
         await self._environment.call_in_thread(lambda: _make_folder(directory))
         records = await SqliteRecordStore.open(directory / DATABASE, environment=self._environment, **self._sqlite)

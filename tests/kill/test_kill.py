@@ -123,7 +123,9 @@ async def test_a_waiting_host_takes_over_from_a_killed_one_at_once(folder: Folde
     assert folder.ledger.count("model") == 4
     async with folder.turn() as (turn, _):
         runs = (await turn.list_runs()).items
-        assert [run.status for run in runs] == [RunStatus.SUSPENDED, RunStatus.LOST, RunStatus.COMPLETED]
+        # The tool may have been so fast that its Run did not have to wait for it.
+        statuses = [run.status for run in runs if run.status is not RunStatus.SUSPENDED]
+        assert statuses == [RunStatus.LOST, RunStatus.COMPLETED]
         assert len({run.owner for run in runs}) == 2
         assert (await turn.status()).recovery is None
 
