@@ -197,6 +197,9 @@ class LiveRun:
     async def commit(self, step: CommitStep) -> StepReceipt:
         async with self._order:
             await self.landed()
+            if self.fenced and not self.over and not self._host.ended:
+                # Known before the commit: its effects happened all the same.
+                await self._file_facts(step)
             if self.over or self.fenced or self._host.ended:
                 raise Abandoned
             self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
@@ -298,6 +301,11 @@ class LiveRun:
         self.tell()
         claimed = self._claimed
         self._host.report(error, f"turn {claimed.turn_id} continues on another host", **self.ids)
+        await self._file_facts(step)
+
+    async def _file_facts(self, step: CommitStep) -> None:
+        """Outcomes and usage that a fenced owner may still report about its own Run (D13)."""
+        claimed = self._claimed
         known = FileFact(
             session=self.thread.session,
             thread_id=self.thread.thread_id,
