@@ -17,7 +17,6 @@ from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
-from agentscope_durable.stores.records.memory import MemoryRecordStore
 
 __all__ = ["LocalBackend", "MemoryBackend"]
 
@@ -128,6 +127,8 @@ class MemoryBackend(TransactionalSessionBackend):
         policy: CommitPolicy | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
+        from agentscope_durable.stores.records.memory import MemoryRecordStore
+
         super().__init__(
             MemoryRecordStore(),
             wakeups=wakeups or LocalWakeups(),

@@ -275,6 +275,8 @@ def test_what_was_unknown_may_be_found_running() -> None:
     stage, owner = started()
     stage.outcome(owner.turn, S.UNKNOWN, retry_after_ms=1_000)
     assert stage.reasons(owner.turn) == ["tool_unknown"]
+    row = stage.ready(keys.READY_DISPATCH, f"{owner.turn}/c1")
+    assert row is not None and row.due_ms == stage.clock() + 1_000
     stage.pass_time(1_000)
     stage.dispatch(owner.turn, owner="others")
 
@@ -381,7 +383,7 @@ def test_what_was_not_started_is_cancelled_at_once_and_never_starts() -> None:
     stage.cancel(owner.turn)
 
     call = stage.execution(owner.turn)
-    assert (call.state, call.started_ms, stage.due()) == (S.CANCELLED, 0, 0)
+    assert (call.state, call.started_ms, call.cancel_requested, stage.due()) == (S.CANCELLED, 0, True, 0)
     assert stage.dispatch(owner.turn).action is A.NOTHING
 
 

@@ -28,7 +28,7 @@ from agentscope_durable.contracts.status import (
     StepStatus,
 )
 from agentscope_durable.domain.run_view import Told, model_call_view
-from tests.domain.stage import LEASE_MS, Owner, Stage, external
+from tests.domain.stage import LEASE_MS, Owner, Stage, external, local, text
 
 S = ExecutionState
 NOTHING = ClaimPurpose.NOTHING
@@ -277,6 +277,7 @@ def test_what_a_lost_run_left_open_is_closed_as_lost_with_what_is_known() -> Non
     assert (step.step_id, step.status) == (f"{lost.run}.s1", StepStatus.INTERRUPTED)
     assert [e.data["messageId"] for e in stage.events("message.abandoned")] == ["m2", "m3"]
     assert [e.data["status"] for e in stage.events("run.ended")] == ["LOST"]
+    assert [(e.step_id, e.data["status"]) for e in stage.events("step.ended")] == [(f"{lost.run}.s1", "INTERRUPTED")]
 
     run = stage.get(keys.run(lost.turn, 1), RunRecord)
     views = {
@@ -513,6 +514,37 @@ def test_a_new_checkpoint_is_progress_and_starts_the_count_again() -> None:
         owner.checkpoint()
         stage.dies(f"host {number}")
     assert stage.state(turn).takeovers == 0
+
+
+def test_a_checkpoint_that_only_begins_something_is_no_progress() -> None:
+    """A model or a tool that kills its host is begun before it does so."""
+    stage = Stage()
+    turn = stage.submit()
+    for number in range(3):
+        owner = stage.claim(f"host {number}", takeovers_max=2)
+        owner.checkpoint(steps=(owner.fact(1),), models=(owner.model(),))
+        owner.checkpoint(tools=(local("c1", ReplayRule.SAFE),))
+        stage.dies(f"host {number}")
+    assert stage.claim("last", takeovers_max=2).claimed.purpose is NOTHING
+    assert stage.reasons(turn) == ["operator"]
+
+    for more in (
+        {"models": "COMPLETED"},
+        {"tools": (c.ToolCommit(call_id="c1", state=S.COMPLETED),)},
+        {"messages": (c.MessageOut(message_id="m1", content=text("so")),)},
+    ):
+        stage = Stage()
+        stage.submit()
+        for number in range(5):
+            owner = stage.claim(f"host {number}", takeovers_max=2)
+            assert owner.run
+            owner.checkpoint(steps=(owner.fact(1),), models=(owner.model(),), tools=(local("c1", ReplayRule.SAFE),))
+            fields = {**more, "models": (owner.model(ModelStatus.COMPLETED),)} if "models" in more else more
+            owner.checkpoint(**fields)
+            if "tools" in more:
+                break
+            stage.dies(f"host {number}")
+        assert stage.state(owner.turn).takeovers == 0
 
 
 def test_a_parked_turn_can_always_be_cancelled() -> None:

@@ -51,6 +51,8 @@ def test_by_default_a_turn_is_tried_three_more_times_after_one_two_and_four_seco
     assert (view.status, view.runs, view.recovery and view.recovery.failures) == ("WAITING", 4, 4)
     assert stage.claim().claimed.purpose is ClaimPurpose.SETTLE, "no invocation follows, only the settlement"
     assert [stage.run(turn, number).status.value for number in range(1, 5)] == ["FAILED"] * 4
+    assert {stage.run(turn, number).failure for number in range(1, 5)} == {TRY_AGAIN}
+    assert {e.data["error"]["kind"] for e in stage.events("run.ended")} == {"TimeoutError"}
 
 
 @pytest.mark.spec("RC-11")

@@ -93,6 +93,7 @@ def test_cleaned_state_confirmed_results_and_the_end_are_one_commit() -> None:
     at = settling.position + 1
     assert (change.entry.journal, change.entry.stream, change.entry.at) == (b"[clean]", "main", at)
     assert {keys.turn(owner.turn), keys.execution(owner.turn, "c1")} <= set(dict(change.puts))
+    assert stage.turn(owner.turn).last_at == at
     thread = stage.thread()
     assert (thread.checkpoint_at, thread.base_at, thread.settled_at, thread.writer) == (at, at, at, "2.0.8")
     assert thread.current == behind
@@ -217,11 +218,14 @@ def test_a_settlement_that_fails_is_tried_again_ever_later() -> None:
         stage.pass_time(waits[-1] or 0)
 
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+    stage.claim("b").postpone(NO_STORE)
+    stage.cancel(owner.turn)
+    assert stage.due() == 0, "a cancel asks for it now"
     settling = stage.claim("b")
     settling.postpone()
     assert (stage.due(), stage.reasons(owner.turn)) == (0, []), "a host that only goes away leaves no wait behind"
     stage.claim("d").settle(applied=("c1",))
-    assert stage.status(owner.turn) == "FAILED"
+    assert stage.status(owner.turn) == "CANCELLED"
 
 
 @pytest.mark.spec("SE-11")

@@ -130,6 +130,8 @@ def test_lease_native_state_intents_inputs_and_events_become_true_together_or_no
     assert (change.entry.journal, change.entry.stream, change.entry.at) == (b"[1]", "main", 2)
     assert stage.signals()["s1"] == "APPLIED"
     assert stage.execution(owner.turn).state is S.INTENT
+    [event] = stage.events("x.app.note")
+    assert (event.data["value"], event.run_id, event.step_id) == (1, owner.run, f"{owner.run}.s1")
 
 
 def test_a_commit_stands_where_its_owner_thinks_or_not_at_all() -> None:

@@ -97,6 +97,9 @@ def test_the_table_knows_every_status_and_no_way_back_from_the_end() -> None:
         pytest.param(
             TurnState(status=S.WAITING, recovery=backoff(700), conditions=(ANSWERED,)), 700, id="whatever comes in it"
         ),
+        pytest.param(
+            TurnState(status=S.WAITING, recovery=backoff(0), conditions=(APPROVAL,)), None, id="nor after its retry"
+        ),
         pytest.param(TurnState(status=S.WAITING, operator="look"), None, id="not before a person has looked"),
         pytest.param(
             TurnState(status=S.WAITING, operator="look", conditions=(ANSWERED,)), None, id="whatever was answered"

@@ -19,6 +19,7 @@ from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
+from agentscope_durable.spi.record_store import ReadyPage, ReadyScan
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.ledger import Ledger
 from agentscope_durable.testing.manual_clock import ManualClock
@@ -463,3 +464,41 @@ async def test_a_resolver_that_answers_something_else_is_told_and_nothing_is_sto
         await runtime.create_session(KEY, "agent")
 
     assert (await runtime.list_sessions(KEY.namespace)).items == ()
+
+
+class _SlowToLook:
+    """A backend whose answer about ready work comes when a test lets it."""
+
+    def __init__(self, backend: TransactionalSessionBackend) -> None:
+        self._backend = backend
+        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        page = await self._backend.ready(scan)
+        if page.items:
+            self.asked.set()
+            await self.gate.wait()
+        return page
+
+
+@pytest.mark.spec("LF-01", "LF-02")
+@pytest.mark.parametrize("how", ["close", "drain"])
+async def test_a_host_that_ends_claims_nothing_of_what_it_was_just_looking_for(hosts: Hosts, how: str) -> None:
+    slow = _SlowToLook(hosts.backend)
+    runtime = await hosts.open([Stall(gate="never opened"), final()], start=False, backend=slow)
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await runtime.start()
+    await slow.asked.wait()
+    ending = asyncio.create_task(runtime.close() if how == "close" else runtime.drain(SECONDS))
+    await until(lambda: runtime._host.draining)
+    await asyncio.sleep(0)
+    slow.gate.set()
+    async with asyncio.timeout(SECONDS):
+        await ending
+    await asyncio.sleep(0.1)
+    view = await (await hosts.open()).get_session(KEY).get_turn(turn.turn_id).status()
+
+    assert (view.status, view.lease, view.runs) == (TurnStatus.QUEUED, None, 0)

@@ -7,12 +7,16 @@ This only decides about a new invocation. It can never permit repeating an opera
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from agentscope_durable.contracts.errors import Conflict, CorruptRecord, DurableError, Incompatible, Retry, Unconfirmed
 from agentscope_durable.contracts.records import Failure
 
 ENDS_THE_PROGRAM = (KeyboardInterrupt, GeneratorExit)
 """Whatever else an agent, a tool or an executor raises is its failure, SystemExit too."""
+RetryableFailure = Callable[[BaseException], bool | None]
+"""The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
+
 FAILURE_CHARS_MAX = 2048
 """Characters of an error's text that are stored."""
 

@@ -183,7 +183,7 @@ class Dispatcher:
 
     def _start(self, item: ReadyItem, dead: tuple[str, ...]) -> None:
         place = (item.partition, item.item)
-        if place in self._claiming or self._backoff.holds(place):
+        if self._host.closing or place in self._claiming or self._backoff.holds(place):
             return
         # A cancel must reach an execution that is in hand here, even when there is no room for another one.
         if self._full and place not in self._starting:

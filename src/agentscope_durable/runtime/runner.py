@@ -46,7 +46,14 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, R
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import session_hint
-from agentscope_durable.runtime.classify import ENDS_THE_PROGRAM, corrupt, failure_of, incompatible, retryable
+from agentscope_durable.runtime.classify import (
+    ENDS_THE_PROGRAM,
+    RetryableFailure,
+    corrupt,
+    failure_of,
+    incompatible,
+    retryable,
+)
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
@@ -64,9 +71,6 @@ GIVE_BACK_WAIT_MAX = 10.0
 
 REFUSED_MAX = 64
 """Writers a host remembers that it cannot continue."""
-
-RetryableFailure = Callable[[BaseException], bool | None]
-"""The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
 
 
 class Took(StrEnum):

@@ -15,7 +15,7 @@ import platform
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self, overload
 
 import msgspec
 
@@ -33,19 +33,22 @@ from agentscope_durable.contracts.views import (
     Page,
     RecoveryPolicy,
 )
-from agentscope_durable.runtime.dispatch import Dispatcher
+from agentscope_durable.runtime.classify import RetryableFailure
 from agentscope_durable.runtime.door import Door
 from agentscope_durable.runtime.handles import PAGE_LIMIT, DurableSession
 from agentscope_durable.runtime.host import Host, OnError, log
 from agentscope_durable.runtime.live import LocalLiveEvents
-from agentscope_durable.runtime.runner import RetryableFailure, Runner
-from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import Heartbeat, SessionBackend
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.spi.live import LiveEvents
+
+if TYPE_CHECKING:
+    from agentscope_durable.runtime.dispatch import Dispatcher
+    from agentscope_durable.runtime.runner import Runner
+    from agentscope_durable.runtime.scheduler import Scheduler
 
 CLOSE_TIMEOUT = 5.0
 """Seconds a Run has to come to a boundary when its host closes (D23)."""
@@ -191,13 +194,21 @@ class DurableRuntime:
             live=live,
             on_error=on_error,
         )
-        self._runner = Runner(
-            self._host,
-            {klass: harness.adapter for klass, harness in self._served().items()},
-            policy=_check_policy(recovery_policy),
-            retryable_failure=retryable_failure,
-            takeovers_max=takeovers_max,
-        )
+        policy = _check_policy(recovery_policy)
+        adapters = {klass: harness.adapter for klass, harness in self._served().items()}
+        self._classes = tuple(adapters)
+        self._runner: Runner | None = None
+        if adapters:
+            # What runs agents is loaded where agents run; a host that only admits and reads starts faster without it.
+            from agentscope_durable.runtime.runner import Runner
+
+            self._runner = Runner(
+                self._host,
+                adapters,
+                policy=policy,
+                retryable_failure=retryable_failure,
+                takeovers_max=takeovers_max,
+            )
         self._parallelism = parallelism
         self._executor_parallelism = executor_parallelism
         self._scheduler: Scheduler | None = None
@@ -240,17 +251,22 @@ class DurableRuntime:
             if self._heartbeat is None:
                 self._tell_missing_routes()
                 heartbeat = self._heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
-                self._runner.on_refused = lambda: heartbeat.publish(self._notice())
+                if self._runner is not None:
+                    self._runner.on_refused = lambda: heartbeat.publish(self._notice())
             # The lease stands before the first claim. The first renewal blocks, so not on the loop; from here on it
             # is ours to stop, even if nobody waits for it any more.
             await self._environment.call_in_thread(self._heartbeat.start)
             if self._host.draining:
                 return
             self._started = True
-            if self._runner.served:
+            if self._runner is not None:
+                from agentscope_durable.runtime.scheduler import Scheduler
+
                 self._scheduler = Scheduler(self._host, self._runner, parallelism=self._parallelism)
                 self._loops.start(self._scheduler.run(), name="scheduler")
             if self._executors:
+                from agentscope_durable.runtime.dispatch import Dispatcher
+
                 self._dispatcher = Dispatcher(self._host, self._executors, parallelism=self._executor_parallelism)
                 self._loops.start(self._dispatcher.run(), name="dispatcher")
             log.info("host %s started", self.owner, extra={"owner": self.owner})
@@ -259,10 +275,10 @@ class DurableRuntime:
         """What this host tells the others with each renewal of its lease."""
         return msgspec.json.encode(
             HostNotice(
-                classes=self._runner.served,
+                classes=self._classes,
                 routes=tuple(self._executors),
                 draining=self._host.draining,
-                refused=self._runner.refused,
+                refused=() if self._runner is None else self._runner.refused,
             )
         )
 
@@ -341,7 +357,8 @@ class DurableRuntime:
     async def _stop(self) -> None:
         """Bring what is in hand to a boundary and give it back, within named bounds."""
         self._host.draining = self._host.closing = True
-        self._runner.tell()
+        if self._runner is not None:
+            self._runner.tell()
         groups: list[Tasks] = []
         if self._scheduler is not None:
             self._scheduler.wake()
@@ -427,7 +444,7 @@ class DurableRuntime:
 
     def _tell_missing_routes(self) -> None:
         for klass, harness in self._harnesses.items():
-            if klass not in self._runner.served:
+            if klass not in self._classes:
                 missing = ", ".join(sorted(harness.adapter.routes - self._executors.keys()))
                 error = Incompatible(
                     f"definition {harness.name!r}", required=f"executors for {missing}", present="none"

@@ -173,6 +173,9 @@ class Scheduler:
         return clean and len(page.items) < AUDIT_MAX
 
     def _start(self, work: _Work) -> None:
+        if self._host.draining:
+            # It came to be so while the store was asked. What were claimed now, nobody would wait for.
+            return
         self._taking.add((work.item.partition, work.item.item))
         self._runs.start(self._take(work), name=f"turn {work.item.value}")
 
