@@ -57,7 +57,7 @@ def test_a_claim_takes_the_current_turn_under_a_new_fence_and_begins_a_run() -> 
     assert stage.ready(keys.READY_LEASE) is not None and stage.ready(keys.READY_TURN) is None
 
 
-@pytest.mark.spec("RC-04", "RT-12")
+@pytest.mark.spec("RT-12")
 def test_a_host_takes_only_what_it_serves() -> None:
     stage = Stage()
     turn = stage.submit()

@@ -176,7 +176,7 @@ def settle_execution(
             result=None,
             seq=seq if body is not None else 0,
             received_ms=draft.now_ms,
-            evidence=evidence or execution.evidence,
+            evidence=evidence,
             owner="",
         ),
     )

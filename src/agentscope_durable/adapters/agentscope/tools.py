@@ -25,7 +25,7 @@ from agentscope_durable.adapters.agentscope.codec import parse_arguments
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.status import ReplayRule
-from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.environment import SYSTEM, Environment, call_in_own_thread
 from agentscope_durable.spi.executor import ToolError
 
 __all__ = ["ToolBinding", "ToolOutcome", "bind_toolkit", "in_thread", "replay_rule", "watch_tool"]
@@ -179,7 +179,8 @@ def in_thread(function: Callable[P, R], *, environment: Environment = SYSTEM) ->
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        running = asyncio.ensure_future(environment.call_in_thread(functools.partial(function, *args, **kwargs)))
+        blocking = functools.partial(function, *args, **kwargs)
+        running = asyncio.ensure_future(call_in_own_thread(environment, blocking, name=f"tool {function.__name__}"))
         while not running.done():
             with contextlib.suppress(asyncio.CancelledError):
                 _ = await asyncio.wait({running})
