@@ -97,10 +97,11 @@ spec: $(DEV)
 bench: $(DEV)
 	$(PY) -m benchmarks $(ARGS)
 
-# DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample.
+# DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample. The results are kept in build/.
 matrix: $(DEV)
-	DURABLE_MATRIX=all $(PYTEST) -m matrix $(ARGS)
-	DURABLE_MATRIX=all $(MAKE) test AGENTSCOPE=$(OLDEST_AGENTSCOPE) REPORT=build/spec-report-oldest.json ARGS="-m matrix $(ARGS)"
+	DURABLE_MATRIX=all $(PYTEST) -m matrix --timeout 0 --junit-xml=build/matrix-newest.xml $(ARGS)
+	DURABLE_MATRIX=all $(MAKE) test AGENTSCOPE=$(OLDEST_AGENTSCOPE) REPORT=build/spec-report-oldest.json \
+		ARGS="-m matrix --timeout 0 --junit-xml=build/matrix-oldest.xml $(ARGS)"
 
 docs: $(DEV)
 	@set -e; for tool in $(GENERATORS); do echo "$$tool --write"; $(PY) $$tool --write; done
