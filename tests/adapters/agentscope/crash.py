@@ -1,6 +1,6 @@
 """A process that plays a scenario and is killed at one place: `python -m tests.adapters.agentscope.crash`.
 
-`one JOB...` plays jobs in this interpreter and prints a report for each. `serve` imports everything, opens nothing, and
+`one JOB` plays a job in this interpreter and prints its report. `serve` imports everything, opens nothing, and
 forks a child for each job it reads: a child that is killed leaves only what was committed.
 
 A job is `{"folder", "scenario", "kill"}`. `kill` is a point by its name, "" for none: `commit:3:before`,
