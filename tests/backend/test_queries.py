@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agentscope_durable.backend import queries
 from agentscope_durable.backend.bodies import COLUMN_REFERENCE
-from agentscope_durable.backend.queries import AUDIENCES, Queries
+from agentscope_durable.backend.queries import ANSWERS, Queries, messages, pages, reading, snapshots
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
@@ -341,7 +340,7 @@ def test_every_question_there_is_can_be_asked() -> None:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == q.__name__
     } - {q.Question}
 
-    assert asked == declared == set(AUDIENCES)
+    assert asked == declared == set(ANSWERS)
 
 
 async def test_what_is_no_question_is_refused(world: World) -> None:
@@ -353,7 +352,7 @@ async def test_what_is_no_question_is_refused(world: World) -> None:
 
 @pytest.mark.spec("EV-22")
 def test_native_state_is_for_hosts_alone() -> None:
-    assert {kind for kind, audience in AUDIENCES.items() if audience is Audience.HOST} == {q.LoadThread, q.OpenWork}
+    assert {kind for kind, answer in ANSWERS.items() if answer.audience is Audience.HOST} == {q.LoadThread, q.OpenWork}
 
 
 @pytest.mark.spec("RT-56", "FI-03")
@@ -637,7 +636,7 @@ async def test_a_large_body_comes_back_in_plain(world: World) -> None:
 async def test_a_page_of_large_bodies_ends_early_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         await world.submit(f"{number}{LARGE}")
-    monkeypatch.setattr(queries, "PAGE_BYTES_MAX", 150_000)
+    monkeypatch.setattr(pages, "PAGE_BYTES_MAX", 150_000)
 
     page: EventPage = await world.ask(q.ListEvents(session=SESSION))
     messages: Page = await world.ask(q.GetHistory(session=SESSION))
@@ -645,7 +644,7 @@ async def test_a_page_of_large_bodies_ends_early_and_goes_on(world: World, monke
     assert 0 < len(page.events) < len(await world.events())
     assert len(messages) == 1
     assert [message.text[0] for message in await world.history()] == ["0", "1", "2", "3"]
-    monkeypatch.setattr(queries, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(pages, "PAGE_BYTES_MAX", 1)
     assert len(await world.history()) == 4, "one item always fits"
 
 
@@ -717,13 +716,13 @@ async def test_a_snapshot_has_a_named_bound_and_a_turn_does_not_pay_for_what_was
     for number in range(5):
         await world.answer_turn(str(number))
     turn = await world.answer_turn("last")
-    monkeypatch.setattr(queries, "SNAPSHOT_EVENTS_MAX", 20)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVENTS_MAX", 20)
 
     with pytest.raises(LimitExceeded, match="SNAPSHOT_EVENTS_MAX"):
         await world.snapshot()
     assert set((await world.snapshot(EventFilter(thread_id="main", turn_id=turn))).projection.turns) == {turn}
-    monkeypatch.setattr(queries, "SNAPSHOT_EVENTS_MAX", 1000)
-    monkeypatch.setattr(queries, "SNAPSHOT_BYTES_MAX", 100)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVENTS_MAX", 1000)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_BYTES_MAX", 100)
     with pytest.raises(LimitExceeded, match="SNAPSHOT_BYTES_MAX"):
         await world.snapshot()
 
@@ -879,8 +878,8 @@ async def test_a_message_is_found_by_its_id_wherever_it_came_from(world: World) 
 
 
 async def test_looking_for_one_message_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MESSAGE_SCAN_MAX", 3)
-    monkeypatch.setattr(queries, "PAGE_MAX", 2)
+    monkeypatch.setattr(messages, "MESSAGE_SCAN_MAX", 3)
+    monkeypatch.setattr(messages, "PAGE_MAX", 2)
     for number in range(6):
         await world.submit(str(number))
 
@@ -1183,7 +1182,7 @@ async def test_steps_are_paged_and_a_page_reads_no_further_than_it_shows(world: 
     queries_rows = world.store.rows
     page = await world.ask(q.ListSteps(session=SESSION, thread_id="main", turn_id=turn, run_id=f"{turn}.1", limit=1))
     assert page.cursor is not None
-    assert world.store.rows - queries_rows <= queries.LOG_ROWS
+    assert world.store.rows - queries_rows <= reading.LOG_ROWS
 
 
 async def test_a_step_that_ends_and_begins_in_one_commit_is_on_one_page(world: World) -> None:
@@ -1387,7 +1386,7 @@ async def test_the_native_rows_of_a_thread_are_loaded_in_order_and_in_plain(worl
 
 
 async def test_more_rows_than_one_read_are_loaded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "LOG_ROWS", 3)
+    monkeypatch.setattr(reading, "LOG_ROWS", 3)
     await world.submit()
     await world.claim()
     first = world.runs["main"].position + 1

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agentscope_durable.backend.heartbeat import LeaseHeartbeat
-from agentscope_durable.backend.queries import AUDIENCES
+from agentscope_durable.backend.queries import ANSWERS
 from agentscope_durable.backend.transaction import NoWakeups, TransactionalSessionBackend
 from agentscope_durable.contracts import commands
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, body_of
@@ -71,7 +71,7 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "Cancel", "Pause", "Resume", "Respond", "Signal",
     }  # fmt: skip
     assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy"}
-    assert {kind.__name__ for kind, audience in AUDIENCES.items() if audience is not Audience.PUBLIC} == {
+    assert {kind.__name__ for kind, answer in ANSWERS.items() if answer.audience is not Audience.PUBLIC} == {
         "LoadThread",
         "OpenWork",
     }

@@ -1,0 +1,99 @@
+"""Public events and their filters."""
+
+from __future__ import annotations
+
+from agentscope_durable.backend.queries.pages import is_full, page_limit
+from agentscope_durable.backend.queries.reading import Reader, log_page
+from agentscope_durable.backend.queries.records import run_key, run_of, thread_of, turn_of
+from agentscope_durable.backend.queries.rows import Found, events_of, open_payload, weight
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts import questions as q
+from agentscope_durable.contracts.errors import CursorExpired, InvalidCursor
+from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.domain.projection import concerns
+from agentscope_durable.spi.record_store import Reads, Records
+
+__all__ = ["check_filter", "filter_keys", "list_events", "public_event"]
+
+
+async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
+    session, narrow = question.session, question.filter
+    limit = page_limit(question.limit)
+    position = sequence_of(session, question.cursor)
+    last = 0
+    wanted = filter_keys(narrow)
+    events: list[PublicEvent] = []
+    size = 0
+    checked = False
+    while True:
+        # Only as far as the page can reach: `limit` counts the events looked at (FI-10).
+        rows = log_page(after=position, through=last or position + limit, rows=limit)
+        records = await reader.read(session, Reads(keys=() if checked else wanted, log=rows))
+        if not checked:
+            check_filter(records, narrow)
+            checked = True
+        watermark = records.next_seq - 1
+        if position > watermark:
+            raise InvalidCursor("this cursor is ahead of the timeline", path="cursor")
+        if position < records.pruned_through:
+            if question.cursor is not None or last:
+                raise CursorExpired(position, oldest=records.pruned_through)
+            # Without a cursor: everything that is kept.
+            position = records.pruned_through
+            continue
+        last = last or position + limit
+        full = False
+        for found in events_of(records.log, after=position, through=last):
+            if concerns(narrow, found.event.type, found.event.thread_id, found.event.turn_id, found.event.run_id):
+                size += weight(found.event)
+                full = is_full(events, size)
+                if full:
+                    break
+                events.append(await public_event(reader, session, found))
+            position = found.sequence
+        if full or position >= min(last, watermark) or not records.log:
+            return EventPage(tuple(events), cursor_of(session, position), cursor_of(session, watermark))
+
+
+async def public_event(reader: Reader, session: SessionKey, found: Found) -> PublicEvent:
+    """The event as readers see it."""
+    event = found.event
+    return PublicEvent(
+        type=event.type,
+        session=session,
+        sequence=found.sequence,
+        at_ms=found.at_ms,
+        data=await open_payload(reader.bodies, session, event),
+        thread_id=event.thread_id or None,
+        turn_id=event.turn_id or None,
+        run_id=event.run_id or None,
+        step_id=event.step_id or None,
+    )
+
+
+def filter_keys(narrow: EventFilter) -> tuple[str, ...]:
+    """What must be read to know that a filter names things that are inside each other (FI-03)."""
+    wanted: list[str] = []
+    if narrow.thread_id is not None:
+        wanted.append(keys.thread(narrow.thread_id))
+    if narrow.turn_id is not None:
+        wanted.append(keys.turn(narrow.turn_id))
+        if narrow.run_id is not None:
+            key = run_key(narrow.turn_id, narrow.run_id)
+            if key is not None:
+                wanted.append(key)
+    return tuple(wanted)
+
+
+def check_filter(records: Records, narrow: EventFilter) -> None:
+    """
+    Raises:
+        NotFound: the filter names a thing that is not, or is not inside the thing around it.
+    """
+    if narrow.thread_id is not None:
+        _ = thread_of(records, narrow.thread_id)
+        if narrow.turn_id is not None:
+            _ = turn_of(records, narrow.thread_id, narrow.turn_id)
+            if narrow.run_id is not None:
+                _ = run_of(records, narrow.turn_id, narrow.run_id)

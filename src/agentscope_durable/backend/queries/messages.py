@@ -1,0 +1,130 @@
+"""Messages, by their index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from agentscope_durable.backend.queries.events import check_filter, filter_keys
+from agentscope_durable.backend.queries.pages import cursor_after, is_full, one_more, page_limit, position_of
+from agentscope_durable.backend.queries.reading import Reader
+from agentscope_durable.backend.queries.records import state_of, turn_of
+from agentscope_durable.backend.queries.rows import open_payload, weight
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts import questions as q
+from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded, NotFound
+from agentscope_durable.contracts.events import EventFilter
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.messages import Message
+from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode
+from agentscope_durable.contracts.views import Page
+from agentscope_durable.domain.projection import message_of
+from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
+
+__all__ = ["MESSAGE_SCAN_MAX", "get_history", "get_message"]
+
+MESSAGE_SCAN_MAX: Final = 10_000
+"""Index entries one question looks through for the messages of a Thread, a Turn or an id."""
+
+
+async def get_history(reader: Reader, question: q.GetHistory) -> Page:
+    session, narrow = question.session, question.filter
+    limit = page_limit(question.limit)
+    after = position_of("history", question.cursor, keys.MESSAGES)
+    records = await reader.read(session, Reads(keys=filter_keys(narrow)))
+    check_filter(records, narrow)
+    if not after and narrow.turn_id is not None:
+        after = keys.message(turn_of(records, narrow.thread_id or "", narrow.turn_id).input_seq - 1)
+    entries: list[tuple[int, MessageIndex]] = []
+    more = True
+    scanned = 0
+    # One more than the page, to know whether there is another.
+    while more and len(entries) <= limit and scanned < MESSAGE_SCAN_MAX:
+        page = Range(keys.MESSAGES, after, one_more(limit) if narrow == EventFilter() else PAGE_MAX)
+        rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
+        more = len(rows) == page.limit
+        scanned += len(rows)
+        for key, data in rows:
+            index = decode(MessageIndex, data, key=key)
+            if narrow.thread_id not in (None, index.thread_id) or narrow.turn_id not in (None, index.turn_id):
+                continue
+            entries.append((_first_of(key), index))
+        if rows:
+            after = rows[-1][0]
+    items, shown = await _messages(reader, session, entries[:limit], narrow.run_id)
+    if shown < len(entries):
+        # The page is full, of messages or of bytes.
+        after = keys.message(entries[shown - 1][0])
+    elif not more:
+        return Page(tuple(items))
+    return Page(tuple(items), cursor_after("history", after))
+
+
+async def _messages(
+    reader: Reader, session: SessionKey, entries: Sequence[tuple[int, MessageIndex]], run_id: str | None = None
+) -> tuple[list[Message], int]:
+    """The messages of index entries, and how many entries were looked at before the page was full."""
+    found = await reader.events_at(session, {seq for first, index in entries for seq in (first, index.seq)})
+    items: list[Message] = []
+    size = 0
+    for count, (first, index) in enumerate(entries):
+        newest = found[index.seq]
+        if run_id is not None and newest.event.run_id != run_id:
+            continue
+        size += weight(newest.event)
+        if is_full(items, size):
+            return items, count
+        payload = await open_payload(reader.bodies, session, newest.event)
+        try:
+            message = message_of(
+                payload,
+                sequence=first,
+                created_at_ms=found[first].at_ms,
+                withdrawn=index.flag == "withdrawn",
+                expired=index.flag == "expired",
+            )
+        except (msgspec.ValidationError, KeyError, ValueError) as error:
+            raise CorruptRecord(f"event {newest.sequence}", newest.event.type, str(error)) from error
+        items.append(message)
+    return items, len(entries)
+
+
+async def get_message(reader: Reader, question: q.GetMessage) -> Message:
+    session, message_id = question.session, question.message_id
+    after = keys.MESSAGES
+    # Messages of a Turn are named after it; it tells from where on to look.
+    turn_id = message_id.rpartition(".")[0]
+    turn_key = keys.turn(turn_id)
+    records = await reader.read(session, Reads(keys=(turn_key,)))
+    if turn_key in records.keys:
+        turn = decode(TurnRecord, records.keys[turn_key], key=turn_key)
+        after = keys.message(turn.input_seq - 1)
+        state = state_of(records, turn)
+        if state.message_id == message_id:
+            # The newest answer is what is asked for most.
+            guess = keys.message(state.message_seq)
+            records = await reader.read(session, Reads(keys=(guess,)))
+            if guess in records.keys:
+                index = decode(MessageIndex, records.keys[guess], key=guess)
+                return (await _messages(reader, session, [(state.message_seq, index)]))[0][0]
+    scanned = 0
+    while True:
+        page = Range(keys.MESSAGES, after, PAGE_MAX)
+        rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
+        for key, data in rows:
+            index = decode(MessageIndex, data, key=key)
+            if index.message_id == message_id:
+                return (await _messages(reader, session, [(_first_of(key), index)]))[0][0]
+        scanned += len(rows)
+        if len(rows) < PAGE_MAX:
+            raise NotFound("message", message_id)
+        if scanned >= MESSAGE_SCAN_MAX:
+            raise LimitExceeded("MESSAGE_SCAN_MAX", MESSAGE_SCAN_MAX)
+        after = rows[-1][0]
+
+
+def _first_of(key: str) -> int:
+    """The first sequence of a message, from the key of its index entry."""
+    return int(key.removeprefix(keys.MESSAGES))

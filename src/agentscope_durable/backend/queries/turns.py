@@ -1,0 +1,102 @@
+"""Turns, and what each waits for at the moment of asking."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from agentscope_durable.backend.queries.pages import cut_rows, one_more, page_limit, position_of
+from agentscope_durable.backend.queries.reading import Reader
+from agentscope_durable.backend.queries.records import active_of, thread_of, turn_of
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts import questions as q
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import Binding, ThreadRecord, TurnRecord, TurnRef, decode
+from agentscope_durable.contracts.results import HostNotice
+from agentscope_durable.contracts.status import WaitKind
+from agentscope_durable.contracts.views import LeaseView, Page, TurnView, Waiting
+from agentscope_durable.domain.turn import due_ms
+from agentscope_durable.domain.turn_view import NEXT_ACTION, turn_view
+from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, Records
+
+__all__ = ["get_turn", "list_turns"]
+
+_notice = msgspec.json.Decoder(HostNotice)
+
+
+async def get_turn(reader: Reader, question: q.GetTurn) -> TurnView:
+    wanted = (keys.thread(question.thread_id), keys.turn(question.turn_id))
+    records, lease = await reader.read_owned(question.session, Reads(keys=wanted), question.thread_id)
+    thread = thread_of(records, question.thread_id)
+    turn = turn_of(records, question.thread_id, question.turn_id)
+    return await _turn_view(reader, question.session, records, thread, turn, lease)
+
+
+async def list_turns(reader: Reader, question: q.ListTurns) -> Page:
+    limit = page_limit(question.limit)
+    prefix = keys.orders(question.thread_id)
+    page = Range(prefix, position_of("turns", question.cursor, prefix), one_more(limit))
+    thread_key = keys.thread(question.thread_id)
+    records = await reader.read(question.session, Reads(keys=(thread_key,), ranges=(page,)))
+    _ = thread_of(records, question.thread_id)
+    rows, cursor = cut_rows("turns", records.ranges[page], limit)
+    turn_ids = [decode(TurnRef, data, key=key).turn_id for key, data in rows]
+    wanted = (thread_key, *map(keys.turn, turn_ids))
+    records, lease = await reader.read_owned(question.session, Reads(keys=wanted), question.thread_id)
+    thread = thread_of(records, question.thread_id)
+    items = [
+        await _turn_view(
+            reader, question.session, records, thread, turn_of(records, question.thread_id, turn_id), lease
+        )
+        for turn_id in turn_ids
+    ]
+    return Page(tuple(items), cursor)
+
+
+async def _turn_view(
+    reader: Reader,
+    session: SessionKey,
+    records: Records,
+    thread: ThreadRecord,
+    turn: TurnRecord,
+    lease: OwnerLease | None,
+) -> TurnView:
+    """The Turn as stored, with what only this moment knows."""
+    active = active_of(records, turn)
+    state = turn.state if active is None else active.turn
+    view = turn_view(session, turn, state)
+    if active is not None and lease is not None:
+        view = replace(
+            view,
+            lease=LeaseView(owner=active.owner, fence=active.fence, age_ms=lease.age_ms, alive=lease.alive),
+        )
+    due = due_ms(state)
+    unclaimed = active is None or lease is None or not lease.alive
+    if thread.current == turn.turn_id and unclaimed and due is not None and due <= records.now_ms:
+        writer = thread.writer if active is None else active.writer or thread.writer
+        waiting = await _unclaimed(
+            reader, thread.binding, writer if state.runs else "", since_ms=max(state.updated_ms, due)
+        )
+        view = replace(view, waiting_on=(*view.waiting_on, waiting))
+    return view
+
+
+async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms: int) -> Waiting:
+    """Why nobody has taken a Turn that could run: no host there is has its definition, none reads the state of
+    the `writer` it is in flight with (D21), or none has come to it."""
+    alive = [_host_notice(owner) for owner in await reader.records.owners() if owner.alive]
+    serving = [notice for notice in alive if binding.ready_class in notice.classes]
+    name = f"{binding.harness}@{binding.definition_version}"
+    if serving and writer and all(writer in notice.refused for notice in serving):
+        action = f"Start a host whose agent library is version {writer}, which wrote the state of this Turn."
+        return Waiting(kind=WaitKind.DEFINITION_MISSING, id=f"{name} ({writer})", since_ms=since_ms, next_action=action)
+    kind = WaitKind.DEFINITION_MISSING if alive and not serving else WaitKind.HOST
+    return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=NEXT_ACTION[kind])
+
+
+def _host_notice(owner: OwnerLease) -> HostNotice:
+    """What a host published; a host that published nothing readable serves nothing as far as we can tell."""
+    try:
+        return _notice.decode(owner.value)
+    except msgspec.DecodeError:
+        return HostNotice()
