@@ -1344,6 +1344,7 @@ async def test_a_cursor_of_one_listing_is_none_of_another(world: World) -> None:
     where = {"session": SESSION, "thread_id": "main", "turn_id": turn}
     turns = (await world.ask(q.ListTurns(session=SESSION, thread_id="main", limit=1))).cursor
     of_steps = (await world.ask(q.ListSteps(**where, run_id=f"{turn}.1", limit=1))).cursor
+    await take_over(world, turn)
     assert turns is not None
     assert of_steps is not None
 
@@ -1351,6 +1352,7 @@ async def test_a_cursor_of_one_listing_is_none_of_another(world: World) -> None:
         q.ListTurns(session=SESSION, thread_id="main", cursor=of_steps),
         q.ListRuns(**where, cursor=turns),
         q.ListSteps(**where, run_id=f"{turn}.1", cursor=turns),
+        q.ListSteps(**where, run_id=f"{turn}.2", cursor=of_steps),
         q.ListModelCalls(**where, run_id=f"{turn}.1", cursor=of_steps),
         q.GetHistory(session=SESSION, cursor=turns),
         q.ListThreads(session=SESSION, cursor="é"),
