@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
     from agentscope_durable.runtime.live import LiveEvents
     from agentscope_durable.runtime.operations import HostOperations
-    from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
+    from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness, HarnessResolver
     from agentscope_durable.runtime.streams import SessionEventStream
     from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded, ToolError
 
@@ -160,6 +160,7 @@ __all__ = [
     "FormatError",
     "FunctionExecutor",
     "Harness",
+    "HarnessResolver",
     "HostClosed",
     "HostOperations",
     "Image",
@@ -266,7 +267,7 @@ _HOMES = {
     "runtime.handles": "DurableSession DurableThread DurableTurn",
     "runtime.live": "LiveEvents",
     "runtime.operations": "HostOperations",
-    "runtime.runtime": "Definition DurableRuntime Harness",
+    "runtime.runtime": "Definition DurableRuntime Harness HarnessResolver",
     "runtime.streams": "SessionEventStream",
     "spi.executor": "Cancelled Failed Succeeded ToolError",
 }

@@ -313,7 +313,7 @@ async def test_a_thread_that_is_owned_and_not_in_hand_is_found_and_given_back(ho
     turn = await other.get_session(KEY).submit("r1", "a")
     # A claim of this host that nobody here knows about.
     await hosts.backend.execute(
-        Claim(session=KEY, thread_id="main", owner=runtime.owner, served=runtime._runner.served),
+        Claim(session=KEY, thread_id="main", owner=runtime.owner, served=runtime._harnesses.served),
         audience=Audience.HOST,
     )
     assert (await turn.status()).lease.owner == runtime.owner

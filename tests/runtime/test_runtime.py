@@ -21,7 +21,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.events import EventDelta, EventFilter
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
-from agentscope_durable.contracts.keys import partition
+from agentscope_durable.contracts.keys import READY_TURN, partition
 from agentscope_durable.contracts.options import EventDeltaType
 from agentscope_durable.contracts.status import (
     ModelStatus,
@@ -33,12 +33,13 @@ from agentscope_durable.contracts.status import (
     WaitKind,
 )
 from agentscope_durable.executors.function import FunctionExecutor
-from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
+from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness, HarnessResolver
 from agentscope_durable.testing.scripted_harness import (
     STATE_VERSION,
     Fail,
     Gates,
     ScriptedHarness,
+    Stall,
     approval,
     external,
     final,
@@ -46,7 +47,7 @@ from agentscope_durable.testing.scripted_harness import (
     manual,
     say,
 )
-from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, texts, turn_is, until
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, texts, turn_is, until
 
 
 @pytest.mark.spec("RT-04")
@@ -266,6 +267,136 @@ async def test_capabilities_say_what_each_part_can_do(hosts: Hosts) -> None:
     assert (executor.route, executor.cancel, executor.query) == ("hands", False, False)
     assert await runtime.capabilities("agent") == harness
     await refused(runtime.capabilities("other"), NotFound)
+
+
+@pytest.mark.spec("RT-34", "RT-35")
+async def test_capabilities_name_what_is_resolved_and_tell_of_one_version(hosts: Hosts) -> None:
+    asked: list[Definition] = []
+
+    def resolve(definition: Definition) -> ScriptedHarness | None:
+        asked.append(definition)
+        return ScriptedHarness([final()]) if definition.definition_version == "v7" else None
+
+    runtime = await hosts.open(harnesses=[HarnessResolver("agent", resolve)], start=False)
+    everything = await runtime.capabilities()
+    assert (everything.harnesses, everything.resolved_harnesses) == ((), ("agent",))
+    assert asked == []
+
+    one = await runtime.capabilities(Definition("agent", "v7", STATE_VERSION))
+    assert (one.harness, one.definition_version, one.state_version) == ("agent", "v7", STATE_VERSION)
+    await refused(runtime.capabilities(Definition("agent", "v8", STATE_VERSION)), NotFound)
+    await refused(runtime.capabilities("agent"), Misuse)
+
+
+@pytest.mark.spec("RT-34", "RT-37", "RT-50")
+async def test_a_resolver_makes_each_version_that_threads_are_pinned_to(hosts: Hosts) -> None:
+    asked: list[str] = []
+
+    async def resolve(definition: Definition) -> ScriptedHarness:
+        asked.append(definition.definition_version)
+        return ScriptedHarness([final(f"by {definition.definition_version}")])
+
+    turns = []
+    for version in ("v1", "v2", "v3"):
+        api = await hosts.open(definitions=[Definition("agent", version, STATE_VERSION)])
+        session = await api.create_session(SessionKey("app", version), "agent")
+        turns += [await session.submit("r1", "a"), await session.submit("r2", "b")]
+    registered = Harness("agent", "v1", ScriptedHarness([final("registered")]))
+    await hosts.open(harnesses=[registered, HarnessResolver("agent", resolve)])
+
+    answers = [str(await turn.wait(SECONDS)) for turn in turns]
+    assert answers == ["registered", "registered", "by v2", "by v2", "by v3", "by v3"]
+    assert sorted(asked) == ["v2", "v3"], "a version is made once and kept; a registered one is not asked for"
+
+
+class _OtherState(ScriptedHarness):
+    @property
+    def state_version(self) -> str:
+        return "another"
+
+
+@pytest.mark.spec("RT-34", "RT-36", "RT-37", "DX-03")
+@pytest.mark.parametrize("answer", ["none", "raises", "another state", "missing route"])
+async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up_nothing(
+    hosts: Hosts, answer: str
+) -> None:
+    asked: list[str] = []
+
+    def resolve(definition: Definition) -> ScriptedHarness | None:
+        asked.append(definition.definition_version)
+        if definition.definition_version == "v2":
+            return ScriptedHarness([final("by v2")])
+        if answer == "raises":
+            raise LookupError("no such version")
+        if answer == "none":
+            return None
+        if answer == "another state":
+            return _OtherState([final()])
+        return ScriptedHarness([external("elsewhere", "tool"), final()])
+
+    api = await hosts.open(definitions=[Definition("agent", "v1", STATE_VERSION)])
+    strange = [
+        await (await api.create_session(SessionKey("app", f"s{number}"), "agent")).submit("r1", "a")
+        for number in range(40)
+    ]
+    api = await hosts.open(definitions=[Definition("agent", "v2", STATE_VERSION)])
+    mine = await (await api.create_session(KEY, "agent")).submit("r1", "a")
+    await hosts.open(harnesses=[HarnessResolver("agent", resolve)], parallelism=1)
+
+    assert str(await mine.wait(SECONDS)) == "by v2"
+    later = await (await api.create_session(SessionKey("app", "c9"), "agent")).submit("r1", "a")
+    assert str(await later.wait(SECONDS)) == "by v2"
+    await until(lambda: "v1" in asked)
+    assert asked.count("v1") == 1, "asked again only after a while, not for each of forty Turns"
+    assert {(await turn.status()).status for turn in strange} == {TurnStatus.QUEUED}
+    while (waiting := (await strange[0].status()).waiting_on)[0].kind is not WaitKind.DEFINITION_MISSING:
+        # The host says so with its next renewal.
+        await asyncio.sleep(0)
+    assert waiting[0].id == "agent@v1"
+
+
+@pytest.mark.spec("RT-36", "RT-38")
+async def test_finding_resolved_work_reads_no_more_with_more_of_it(hosts: Hosts) -> None:
+    """One class of a thousand Turns is one row of the answer."""
+    api = await hosts.open(definitions=[Definition("agent", "v1", STATE_VERSION)])
+    for number in range(30):
+        await (await api.create_session(SessionKey("app", f"s{number}"), "agent")).submit("r1", "a")
+    prefix = Definition("agent", "v1", STATE_VERSION).binding.ready_class[: len("agent") + 1]
+
+    assert await hosts.backend.ready_classes(READY_TURN, prefix) == [
+        Definition("agent", "v1", STATE_VERSION).binding.ready_class
+    ]
+
+
+@pytest.mark.spec("RT-34")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        HarnessResolver("", lambda definition: None),
+        HarnessResolver("agent", "not a function"),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=["no name", "no function"],
+)
+async def test_a_wrong_resolver_is_refused_when_the_runtime_is_made(hosts: Hosts, wrong: HarnessResolver) -> None:
+    with pytest.raises((Misuse, InvalidRequest)):
+        DurableRuntime(backend=hosts.backend, harnesses=[wrong])
+    twice = HarnessResolver("agent", lambda definition: None)
+    with pytest.raises(Misuse, match="agent"):
+        DurableRuntime(backend=hosts.backend, harnesses=[twice, twice])
+
+
+@pytest.mark.spec("RT-34", "RC-01")
+async def test_a_resolved_turn_is_taken_over_from_a_dead_host(hosts: Hosts) -> None:
+    resolver = HarnessResolver("agent", lambda definition: ScriptedHarness([Stall(gate="never opened"), final("late")]))
+    api = await hosts.open(definitions=[Definition("agent", "v5", STATE_VERSION)])
+    turn = await (await api.create_session(KEY, "agent")).submit("r1", "a")
+    first = await hosts.open(harnesses=[resolver], lease=0.2)
+    await turn_is(turn, "RUNNING")
+    kill(first)
+    second = HarnessResolver("agent", lambda definition: ScriptedHarness([final(f"{definition.definition_version}")]))
+    await hosts.open(harnesses=[second])
+
+    assert str(await turn.wait(SECONDS)) == "v5"
 
 
 @pytest.mark.spec("RT-36")

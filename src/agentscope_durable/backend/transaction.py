@@ -29,6 +29,7 @@ from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.spi.record_store import (
+    PAGE_MAX,
     Capabilities,
     Change,
     OwnerLease,
@@ -188,6 +189,9 @@ class TransactionalSessionBackend:
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         return await self._records.ready(scan)
+
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        return await self._records.ready_classes(kind, prefix, after, limit)
 
     async def owners(self) -> list[OwnerLease]:
         return await self._records.owners()

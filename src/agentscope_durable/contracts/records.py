@@ -43,6 +43,10 @@ OPEN_CONDITIONS_MAX = 256
 """Outstanding tool calls, approvals and waits of one Turn."""
 
 
+CLASS_SEPARATOR = "\x1f"
+"""Between the parts of a ready class; no id contains it."""
+
+
 class _Record(msgspec.Struct, frozen=True, array_like=True):
     pass
 
@@ -57,7 +61,7 @@ class Binding(_Record, frozen=True):
     @property
     def ready_class(self) -> str:
         """The class under which this definition's work stands in the ready index (RT-36)."""
-        return "\x1f".join((self.harness, self.definition_version, self.state_version))
+        return CLASS_SEPARATOR.join((self.harness, self.definition_version, self.state_version))
 
 
 class RunStepRef(_Record, frozen=True):

@@ -33,9 +33,17 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
         routes: executor routes it serves.
         draining: it claims nothing new.
         refused: writers whose state it cannot continue (D21).
+        names: definitions whose versions it makes when it meets them.
+        declined: ready classes of these that it did not make.
     """
 
     classes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     draining: bool = False
     refused: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+
+    def serves(self, klass: str, name: str) -> bool:
+        """Whether it runs, or may come to run, this ready class of the definition of that name."""
+        return klass in self.classes or (name in self.names and klass not in self.declined)

@@ -20,6 +20,7 @@ from agentscope_durable.contracts.errors import NotFound
 from agentscope_durable.contracts.events import Payload, StoredEvent, TurnChanged, TurnRecovery
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import (
+    CLASS_SEPARATOR,
     ObjectRecord,
     PrivateFact,
     SessionHead,
@@ -45,7 +46,11 @@ def session_hint(partition: str) -> str:
 
 
 def ready_hint(kind: str, klass: str) -> str:
-    """Hint key of a kind and class of ready work."""
+    """Hint key of a kind and class of ready work.
+
+    One for all versions of a definition: a host that resolves them does not know them before.
+    """
+    klass = klass.partition(CLASS_SEPARATOR)[0]
     return "r:" + blake2b(f"{kind}\x00{klass}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -54,6 +54,7 @@ from agentscope_durable.runtime.classify import (
     incompatible,
     retryable,
 )
+from agentscope_durable.runtime.definitions import Harnesses
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
@@ -87,7 +88,7 @@ class Runner:
     """Runs and settles Turns of the definitions it was given.
 
     Args:
-        harnesses: adapters by ready class.
+        harnesses: what this host can run.
         policy: recovery policy for Turns that have not failed before.
         takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look.
     """
@@ -95,7 +96,7 @@ class Runner:
     def __init__(
         self,
         host: Host,
-        harnesses: Mapping[str, HarnessAdapter],
+        harnesses: Harnesses,
         *,
         policy: RecoveryPolicy,
         retryable_failure: RetryableFailure | None,
@@ -112,8 +113,8 @@ class Runner:
         self._runs: set[LiveRun] = set()
 
     @property
-    def served(self) -> tuple[str, ...]:
-        return tuple(self._harnesses)
+    def harnesses(self) -> Harnesses:
+        return self._harnesses
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -137,12 +138,19 @@ class Runner:
         Raises:
             DurableError: the claim failed; nothing is owned.
         """
+        served = self._harnesses.served
+        if self._harnesses.names:
+            # Before the claim: what cannot be made here is never held here.
+            binding = await self._binding(ThreadKey(session, thread_id))
+            if await self._harnesses.find(binding) is None:
+                return Took.NO_PROGRESS
+            served = (binding.ready_class,)
         claimed: Claimed = await Delivery(self._host).send(
             Claim(
                 session=session,
                 thread_id=thread_id,
                 owner=self._host.owner,
-                served=self.served,
+                served=served,
                 dead=dead,
                 takeovers_max=self._takeovers_max,
                 refused=tuple(self._refused),
@@ -255,7 +263,7 @@ class Runner:
 
     async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
         binding = await self._binding(thread)
-        adapter = self._harnesses[binding.ready_class]
+        adapter = await self._adapter(binding)
         if claimed.run_number > 1 and claimed.writer and not adapter.accepts_writer(claimed.writer):
             # A Turn in flight is continued by a version that reads its state (D21); this host is not the one.
             self._refuse(claimed.writer)
@@ -412,7 +420,7 @@ class Runner:
             if any(_unsettled(record) for record in work.executions):
                 return _UNSETTLED
             binding = await self._binding(thread)
-            adapter = self._harnesses[binding.ready_class]
+            adapter = await self._adapter(binding)
             view = await self._turn(thread, claimed.turn_id)
             message_id = ids.input_message_id(claimed.turn_id)
             start = SettleStart(
@@ -477,6 +485,14 @@ class Runner:
             self._host.report(error, "a settlement cannot be given back", **_ids(thread, claimed))
 
     # ---- what both read ----
+
+    async def _adapter(self, binding: Binding) -> HarnessAdapter:
+        """Raises Incompatible when what ran this definition when it was claimed cannot be made again."""
+        adapter = await self._harnesses.find(binding)
+        if adapter is None:
+            name = f"definition {binding.harness!r}"
+            raise Incompatible(name, required=binding.definition_version, present="no harness")
+        return adapter
 
     async def _binding(self, thread: ThreadKey) -> Binding:
         view: ThreadView = await self._host.query(GetThread(session=thread.session, thread_id=thread.thread_id))

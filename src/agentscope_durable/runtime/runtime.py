@@ -8,19 +8,18 @@ Rule 3: everything it started ends with `close()`: tasks, heartbeat, streams.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import os
 import platform
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, overload
 
 import msgspec
 
 from agentscope_durable.contracts.commands import CreateSession
-from agentscope_durable.contracts.errors import Incompatible, Misuse, NoExecutionConfiguration, NotFound
+from agentscope_durable.contracts.errors import Misuse, NoExecutionConfiguration, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.ids import check_id, check_key
 from agentscope_durable.contracts.questions import ListSessions
@@ -34,6 +33,16 @@ from agentscope_durable.contracts.views import (
     RecoveryPolicy,
 )
 from agentscope_durable.runtime.classify import RetryableFailure
+from agentscope_durable.runtime.definitions import (
+    Definition,
+    DefinitionResolver,
+    Definitions,
+    Harness,
+    Harnesses,
+    HarnessResolver,
+    check_definition,
+    check_harnesses,
+)
 from agentscope_durable.runtime.door import Door
 from agentscope_durable.runtime.handles import PAGE_LIMIT, DurableSession
 from agentscope_durable.runtime.host import Host, OnError, log
@@ -42,7 +51,7 @@ from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import Heartbeat, SessionBackend
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Executor
-from agentscope_durable.spi.harness import HarnessAdapter
+from agentscope_durable.spi.harness import HarnessCapabilities
 from agentscope_durable.spi.live import LiveEvents
 
 if TYPE_CHECKING:
@@ -58,55 +67,6 @@ DRAIN_TIMEOUT = 30.0
 EXECUTOR_PARALLELISM = 64
 
 
-class Definition(msgspec.Struct, frozen=True):
-    """What new Sessions are pinned to, on a host that does not run them (RT-28)."""
-
-    name: str
-    definition_version: str
-    state_version: str
-
-
-class Harness(msgspec.Struct, frozen=True):
-    """A definition this host can run: a name, the application's version of it, and the adapter that drives it."""
-
-    name: str
-    definition_version: str
-    adapter: HarnessAdapter
-
-    @property
-    def binding(self) -> Binding:
-        return Binding(self.name, self.definition_version, self.adapter.state_version)
-
-
-DefinitionResolver = Callable[[str], Definition | None | Awaitable[Definition | None]]
-
-
-class _Definitions:
-    """Names to what new Sessions are pinned to: the version registered last (RT-37)."""
-
-    def __init__(
-        self, harnesses: Sequence[Harness], definitions: Sequence[Definition], resolver: DefinitionResolver | None
-    ) -> None:
-        self._bindings = {harness.name: harness.binding for harness in harnesses}
-        for one in definitions:
-            self._bindings[one.name] = Binding(one.name, one.definition_version, one.state_version)
-        self._resolver = resolver
-
-    async def resolve(self, name: str) -> Binding:
-        """Raises NotFound when this runtime knows no such definition."""
-        name = check_id("definition", name)
-        known = self._bindings.get(name)
-        if known is not None:
-            return known
-        if self._resolver is not None:
-            found = self._resolver(name)
-            definition = await found if inspect.isawaitable(found) else found
-            if definition is not None:
-                _check_definition(definition)
-                return Binding(definition.name, definition.definition_version, definition.state_version)
-        raise NotFound("definition", name)
-
-
 class DurableRuntime:
     """Durable Sessions over a backend, and a host that runs them once it is started.
 
@@ -120,7 +80,7 @@ class DurableRuntime:
     Args:
         backend: where everything is stored.
         harnesses: definitions this host can run. Several versions of one name may be registered; the last is the one
-            that new Sessions get.
+            that new Sessions get. A HarnessResolver makes the versions of its name when it meets them.
         executors: executors of external tools, by route.
         definitions: further definitions for new Sessions, which other hosts run.
         definition_resolver: asked for a definition of any other name.
@@ -141,7 +101,7 @@ class DurableRuntime:
         self,
         *,
         backend: SessionBackend,
-        harnesses: Sequence[Harness] = (),
+        harnesses: Sequence[Harness | HarnessResolver] = (),
         executors: Mapping[str, Executor] | None = None,
         definitions: Sequence[Definition] = (),
         definition_resolver: DefinitionResolver | None = None,
@@ -162,23 +122,23 @@ class DurableRuntime:
             raise Misuse("a runtime needs a backend")
         if not hasattr(backend, "execute"):
             raise Misuse("the backend is not open: `async with LocalBackend.open(...) as backend`, or await it")
-        if isinstance(harnesses, Harness):
-            raise Misuse("harnesses is a list: harnesses=[Harness(...)]")
         _check_number("poll_interval", poll_interval)
         _check_number("lease", lease)
         _check_number("parallelism", parallelism, whole=True)
         _check_number("executor_parallelism", executor_parallelism, whole=True)
         _check_number("close_timeout", close_timeout, zero=True)
         _check_number("takeovers_max", takeovers_max, whole=True, zero=True)
-        _check_names(harnesses, definitions, executors or {})
+        registered, resolvers = check_harnesses(harnesses)
+        for one in definitions:
+            check_definition(one)
+        _check_routes(executors or {})
         self._backend = backend
-        self._harnesses = {harness.binding.ready_class: harness for harness in harnesses}
         self._executors = dict(executors or {})
         self._environment = environment
         self._close_timeout = close_timeout
         self._lease_ms = max(1, int(lease * 1000))
         live = live_events or LocalLiveEvents()
-        self._definitions = _Definitions(harnesses, definitions, definition_resolver)
+        self._definitions = Definitions(registered, definitions, definition_resolver)
         self._door = Door(
             backend=backend,
             environment=environment,
@@ -195,16 +155,15 @@ class DurableRuntime:
             on_error=on_error,
         )
         policy = _check_policy(recovery_policy)
-        adapters = {klass: harness.adapter for klass, harness in self._served().items()}
-        self._classes = tuple(adapters)
+        self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
         self._runner: Runner | None = None
-        if adapters:
+        if self._harnesses:
             # What runs agents is loaded where agents run; a host that only admits and reads starts faster without it.
             from agentscope_durable.runtime.runner import Runner
 
             self._runner = Runner(
                 self._host,
-                adapters,
+                self._harnesses,
                 policy=policy,
                 retryable_failure=retryable_failure,
                 takeovers_max=takeovers_max,
@@ -242,17 +201,17 @@ class DurableRuntime:
             NoExecutionConfiguration: there is nothing this runtime could run (RT-30).
         """
         self._door.check()
-        if not self._harnesses and not self._executors:
+        if not self._harnesses.registered and not self._harnesses.names and not self._executors:
             raise NoExecutionConfiguration
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
             if self._started or self._host.draining:
                 return
             if self._heartbeat is None:
-                self._tell_missing_routes()
+                self._harnesses.tell_missing_routes()
                 heartbeat = self._heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
                 if self._runner is not None:
-                    self._runner.on_refused = lambda: heartbeat.publish(self._notice())
+                    self._runner.on_refused = self._harnesses.on_declined = lambda: heartbeat.publish(self._notice())
             # The lease stands before the first claim. The first renewal blocks, so not on the loop; from here on it
             # is ours to stop, even if nobody waits for it any more.
             await self._environment.call_in_thread(self._heartbeat.start)
@@ -275,10 +234,12 @@ class DurableRuntime:
         """What this host tells the others with each renewal of its lease."""
         return msgspec.json.encode(
             HostNotice(
-                classes=self._classes,
+                classes=self._harnesses.served,
                 routes=tuple(self._executors),
                 draining=self._host.draining,
                 refused=() if self._runner is None else self._runner.refused,
+                names=self._harnesses.names,
+                declined=self._harnesses.declined,
             )
         )
 
@@ -406,50 +367,53 @@ class DurableRuntime:
     @overload
     async def capabilities(self) -> CapabilitiesView: ...
     @overload
-    async def capabilities(self, definition: str) -> HarnessCapabilitiesView: ...
-    async def capabilities(self, definition: str | None = None) -> CapabilitiesView | HarnessCapabilitiesView:
+    async def capabilities(self, definition: str | Definition) -> HarnessCapabilitiesView: ...
+    async def capabilities(
+        self, definition: str | Definition | None = None
+    ) -> CapabilitiesView | HarnessCapabilitiesView:
         """What this assembly guarantees, or what one definition does; starts and claims nothing (RT-33, RT-35).
+
+        Args:
+            definition: a name stands for the version registered last; an exact version may be one that a resolver
+                makes.
 
         Raises:
             NotFound: this runtime has no harness for the definition.
         """
         self._door.check()
         if definition is not None:
-            found = [harness for harness in self._harnesses.values() if harness.name == definition]
-            if not found:
-                raise NotFound("harness", definition)
-            return _harness_view(found[-1])
+            return await self._harness_capabilities(definition)
         store = self._backend.capabilities
         return CapabilitiesView(
             persistent=store.persistent,
             shared=store.shared,
             hosts_shared=store.hosts_shared,
-            harnesses=tuple(_harness_view(harness) for harness in self._harnesses.values()),
+            harnesses=tuple(
+                _harness_view(harness.binding, harness.adapter.capabilities) for harness in self._harnesses.registered
+            ),
             executors=tuple(_executor_view(route, executor) for route, executor in self._executors.items()),
+            resolved_harnesses=self._harnesses.names,
         )
+
+    async def _harness_capabilities(self, definition: str | Definition) -> HarnessCapabilitiesView:
+        if isinstance(definition, Definition):
+            check_definition(definition)
+            binding = definition.binding
+            found = [harness.adapter for harness in self._harnesses.registered if harness.binding == binding]
+            adapter = found[-1] if found else await self._harnesses.find(binding)
+            if adapter is None:
+                raise NotFound("harness", f"{definition.name} {definition.definition_version}")
+            return _harness_view(binding, adapter.capabilities)
+        named = [harness for harness in self._harnesses.registered if harness.name == definition]
+        if named:
+            return _harness_view(named[-1].binding, named[-1].adapter.capabilities)
+        if definition in self._harnesses.names:
+            raise Misuse(f"{definition!r} is resolved by version: ask with Definition({definition!r}, version, state)")
+        raise NotFound("harness", definition)
 
     async def execution_capabilities(self) -> CapabilitiesView:
         """As `capabilities()`: what the backend guarantees, the harnesses recover, and the executors answer (RT-33)."""
         return await self.capabilities()
-
-    # ---- which definitions it runs ----
-
-    def _served(self) -> dict[str, Harness]:
-        """Definitions whose tools all have an executor here; others are left to other hosts (RC-04)."""
-        return {
-            klass: harness
-            for klass, harness in self._harnesses.items()
-            if harness.adapter.routes <= self._executors.keys()
-        }
-
-    def _tell_missing_routes(self) -> None:
-        for klass, harness in self._harnesses.items():
-            if klass not in self._classes:
-                missing = ", ".join(sorted(harness.adapter.routes - self._executors.keys()))
-                error = Incompatible(
-                    f"definition {harness.name!r}", required=f"executors for {missing}", present="none"
-                )
-                self._host.report(error, "a definition is not run here")
 
 
 def _check_number(name: str, number: float, *, whole: bool = False, zero: bool = False) -> None:
@@ -467,33 +431,9 @@ def _check_policy(policy: RecoveryPolicy | None) -> RecoveryPolicy:
         raise Misuse(f"recovery_policy must be a RecoveryPolicy: {error}") from error
 
 
-def _check_definition(one: Definition) -> None:
-    if not isinstance(one, Definition):
-        raise Misuse(f"Definition(...) was expected, not {type(one).__name__}")
-    check_id("definition", one.name)
-    check_id("definition_version", one.definition_version)
-    check_id("state_version", one.state_version)
-
-
-def _check_names(
-    harnesses: Sequence[Harness], definitions: Sequence[Definition], executors: Mapping[str, Executor]
-) -> None:
-    seen: set[str] = set()
-    for one in harnesses:
-        if not isinstance(one, Harness):
-            raise Misuse(f"Harness(...) was expected, not {type(one).__name__}")
-        check_id("definition", one.name)
-        check_id("definition_version", one.definition_version)
-        check_id("state_version", one.adapter.state_version)
-    for one in definitions:
-        _check_definition(one)
+def _check_routes(executors: Mapping[str, Executor]) -> None:
     for route in executors:
         check_id("route", route)
-    for harness in harnesses:
-        klass = harness.binding.ready_class
-        if klass in seen:
-            raise Misuse(f"harness {harness.name!r} {harness.definition_version!r} is registered twice")
-        seen.add(klass)
 
 
 def _identity(host_name: str | None, environment: Environment) -> str:
@@ -502,12 +442,11 @@ def _identity(host_name: str | None, environment: Environment) -> str:
     return f"{name}-{os.getpid()}-{environment.random_bytes(8).hex()}"
 
 
-def _harness_view(harness: Harness) -> HarnessCapabilitiesView:
-    capabilities = harness.adapter.capabilities
+def _harness_view(binding: Binding, capabilities: HarnessCapabilities) -> HarnessCapabilitiesView:
     return HarnessCapabilitiesView(
-        harness=harness.name,
-        definition_version=harness.definition_version,
-        state_version=harness.adapter.state_version,
+        harness=binding.harness,
+        definition_version=binding.definition_version,
+        state_version=binding.state_version,
         recovery=capabilities.recovery,
         delivery=capabilities.delivery,
     )
@@ -520,4 +459,4 @@ def _executor_view(route: str, executor: Executor) -> ExecutorCapabilitiesView:
     )
 
 
-__all__ = ["Definition", "DurableRuntime", "Harness"]
+__all__ = ["Definition", "DurableRuntime", "Harness", "HarnessResolver"]

@@ -54,7 +54,8 @@ class Scheduler:
         self._host = host
         self._runner = runner
         self._parallelism = parallelism
-        self._classes = list(runner.served)
+        self._harnesses = runner.harnesses
+        self._turn = 0
         self._bell = Bell()
         self._runs = Tasks()
         self._taking: set[tuple[str, str]] = set()
@@ -73,7 +74,9 @@ class Scheduler:
     async def run(self) -> None:
         """Scan until the host drains. What runs then goes on."""
         host = self._host
-        wanted = frozenset(ready_hint(keys.READY_TURN, klass) for klass in self._classes)
+        wanted = frozenset(
+            ready_hint(keys.READY_TURN, klass) for klass in (*self._harnesses.served, *self._harnesses.names)
+        )
         async with ringing(host.backend.wakeups(), wanted, self._bell):
             while not host.draining:
                 wait = host.poll_interval
@@ -104,8 +107,10 @@ class Scheduler:
                 return self._host.poll_interval
         due: list[float] = [self._host.poll_interval]
         # Each class in turn, beginning with another one each time: a long queue of one never holds up the rest.
-        self._classes.append(self._classes.pop(0))
-        found = [await self._ready(klass, due) for klass in self._classes]
+        classes = await self._harnesses.classes()
+        self._turn += 1
+        first = self._turn % max(1, len(classes))
+        found = [await self._ready(klass, due) for klass in (*classes[first:], *classes[:first])]
         for work in chain.from_iterable(zip_longest(*found)):
             if work is not None and self._room:
                 self._start(work)

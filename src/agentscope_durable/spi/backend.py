@@ -10,7 +10,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
-from agentscope_durable.spi.record_store import Capabilities, OwnerLease, ReadyPage, ReadyScan
+from agentscope_durable.spi.record_store import PAGE_MAX, Capabilities, OwnerLease, ReadyPage, ReadyScan
 
 
 class Heartbeat(Protocol):
@@ -101,6 +101,8 @@ class SessionBackend(Protocol):
         ...
 
     async def ready(self, scan: ReadyScan) -> ReadyPage: ...
+
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]: ...
 
     async def owners(self) -> list[OwnerLease]: ...
 

@@ -95,6 +95,13 @@ class RecordStore(Protocol):
 
     async def ready(self, scan: ReadyScan) -> ReadyPage: ...
 
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        """Classes that begin with the prefix and have ready rows of the kind, due or not, in order; each once.
+
+        What it reads grows with the classes it returns, not with their rows.
+        """
+        ...
+
     async def sessions(self, scan: SessionScan) -> list[str]: ...
 
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]: ...

@@ -110,6 +110,13 @@ class FaultyRecordStore:
             raise plan.error()
         return answer
 
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        plan = self._before("ready_classes")
+        answer = await self.inner.ready_classes(kind, prefix, after, limit)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
     async def sessions(self, scan: SessionScan) -> list[str]:
         plan = self._before("sessions")
         answer = await self.inner.sessions(scan)

@@ -726,6 +726,26 @@ class RecordStoreContract:
             ]
             assert {item.klass for item in found} == {"c"}
 
+    async def test_bounded_classes_of_ready_work_are_listed_once_each_by_prefix(self, tmp_path: Path) -> None:
+        classes = ["a\x1fv1", "a\x1fv2", "a\x1f\U0010ffff", "ab\x1fv1", "b"]
+        async with self.opened(tmp_path) as store:
+            for number in range(4):
+                rows = [ReadyRow("turn", klass, number, klass) for klass in classes]
+                rows.append(ReadyRow("dispatch", "a\x1fother", number, "x"))
+                # Far in the future, and listed all the same: it says where to look, not what is due.
+                rows.append(ReadyRow("turn", "a\x1flater", 1 << 60, "later"))
+                await store.transact(f"p{number}", NOTHING, always(change(ready=tuple(rows))))
+            wanted = sorted(["a\x1flater", *classes[:3]])
+
+            assert await store.ready_classes("turn", "a\x1f") == wanted
+            assert await store.ready_classes("turn", "") == sorted(["a\x1flater", *classes])
+            paged: list[str] = []
+            while page := await store.ready_classes("turn", "a\x1f", paged[-1] if paged else "", 2):
+                assert len(page) <= 2
+                paged += page
+            assert paged == wanted
+            assert await store.ready_classes("lease", "a\x1f") == []
+
     async def test_bounded_a_ready_row_is_replaced_and_removed(self, tmp_path: Path) -> None:
         async def items(klass: str) -> list[tuple[str, int, str]]:
             return [(i.item, i.due_ms, i.value) for i in (await store.ready(ReadyScan("turn", klass))).items]

@@ -85,7 +85,7 @@ async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms:
     """Why nobody has taken a Turn that could run: no host there is has its definition, none reads the state of
     the `writer` it is in flight with (D21), or none has come to it."""
     alive = [_host_notice(owner) for owner in await reader.records.owners() if owner.alive]
-    serving = [notice for notice in alive if binding.ready_class in notice.classes]
+    serving = [notice for notice in alive if notice.serves(binding.ready_class, binding.harness)]
     name = f"{binding.harness}@{binding.definition_version}"
     if serving and writer and all(writer in notice.refused for notice in serving):
         action = f"Start a host whose agent library is version {writer}, which wrote the state of this Turn."

@@ -29,6 +29,8 @@ from agentscope_durable.stores.records._sqlite_rows import (
     LOG,
     NAMES_AFTER,
     NAMES_FROM,
+    NEXT_CLASS_AFTER,
+    NEXT_CLASS_FROM,
     NEXT_DUE,
     NO_BOUND,
     OWNER,
@@ -118,6 +120,15 @@ class Reader:
         later = self.run(NEXT_DUE, (scan.kind, scan.klass, now_ms)).fetchall()
         items = [ReadyItem(name, item, value, due_ms, scan.klass) for name, item, value, due_ms in found]
         return ReadyPage(items, now_ms, later[0][0] if later else None)
+
+    def ready_classes(self, kind: str, prefix: str, after: str, limit: int) -> list[str]:
+        end = prefix_end(prefix)
+        classes: list[str] = []
+        statement, at = (NEXT_CLASS_AFTER, after) if after >= prefix else (NEXT_CLASS_FROM, prefix)
+        while len(classes) < limit and (found := self.run(statement, (kind, at, end)).fetchall()):
+            classes.append(found[0][0])
+            statement, at = NEXT_CLASS_AFTER, found[0][0]
+        return classes
 
     def sessions(self, scan: SessionScan) -> list[str]:
         after = scan.after >= scan.prefix

@@ -74,6 +74,9 @@ STREAM = f"select {_LOG_COLUMNS} from log where p=? and stream=? and at>=? and a
 READY = """select head.name, ready.item, ready.value, ready.due_ms from ready join head on head.p=ready.p
     where kind=? and klass=? and due_ms<=? and (due_ms, ready.p, item)>(?, ?, ?)
     order by due_ms, ready.p, item limit ?"""
+# One step of the index for each class: a class with a long queue costs no more than one with a short one.
+NEXT_CLASS_AFTER = "select klass from ready where kind=? and klass>? and klass<? order by klass limit 1"
+NEXT_CLASS_FROM = "select klass from ready where kind=? and klass>=? and klass<? order by klass limit 1"
 READY_ANY = "select 1 from ready where kind=? and klass=? limit 1"
 NEXT_DUE = "select due_ms from ready where kind=? and klass=? and due_ms>? order by due_ms limit 1"
 OWNERS = "select key, value from rec where p=0 and key>? and key<'owner0' order by key limit ?"

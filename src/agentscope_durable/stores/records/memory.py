@@ -217,6 +217,13 @@ class MemoryRecordStore:
         items = [ReadyItem(partition, item, value, due_ms, scan.klass) for due_ms, partition, item, value in due]
         return ReadyPage(items[: scan.limit], now_ms, later[0] if later else None)
 
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        await asyncio.sleep(0)
+        check_limit(limit)
+        with self._open():
+            found = {row.klass for (of, _, _), row in self._ready.items() if of == kind and row.klass > after}
+        return sorted(klass for klass in found if klass.startswith(prefix))[:limit]
+
     async def sessions(self, scan: SessionScan) -> list[str]:
         check_limit(scan.limit)
         with self._open():

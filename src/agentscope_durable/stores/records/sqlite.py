@@ -212,6 +212,10 @@ class SqliteRecordStore:
         check_limit(scan.limit)
         return await self._ask(lambda reader: reader.ready(scan))
 
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
+
     async def sessions(self, scan: SessionScan) -> list[str]:
         check_limit(scan.limit)
         return await self._ask(lambda reader: reader.sessions(scan))
