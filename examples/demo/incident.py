@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agentscope_durable import SessionKey
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     MODEL_REQUEST,
     Answer,
     Call,
-    EffectLedger,
     Text,
     rounds_so_far,
     scripted_model,

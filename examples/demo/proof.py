@@ -21,7 +21,8 @@ from agentscope_durable import (
     TurnStatus,
 )
 from agentscope_durable.testing.census import calls_answered, events_of, nothing_stuck, replay_agrees, submits_once
-from agentscope_durable.testing.scripted_model import MODEL_REQUEST, EffectLedger
+from agentscope_durable.testing.ledger import EffectLedger
+from agentscope_durable.testing.scripted_model import MODEL_REQUEST
 
 REQUEST = "alert-1"
 CHARS_MAX = 100

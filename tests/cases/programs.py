@@ -21,7 +21,7 @@ from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.executor import Cancelled, Succeeded
 from agentscope_durable.spi.harness import HarnessAdapter
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
 from tests.census.job_executor import JobExecutor
 from tests.runtime.conftest import KEY, turn_is, until
@@ -33,8 +33,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ledger_of(job: Mapping[str, Any]) -> Ledger:
-    return Ledger(Path(job["folder"]) / "effects")
+def ledger_of(job: Mapping[str, Any]) -> EffectLedger:
+    return EffectLedger(Path(job["folder"]) / "effects")
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def answer_in_order(job: dict[str, Any]) -> None:
         while not (await turn_is(turn, where=_stopped)).status.terminal:
             for waiting in (await turn.status()).waiting_on:
                 if waiting.kind is WaitKind.TOOL_UNKNOWN and waiting.call_id is not None:
-                    happened = ledger.count(f"tool {turn.turn_id} {waiting.call_id} ")
+                    happened = ledger.count("tool", turn=turn.turn_id, call=waiting.call_id)
                     result = Succeeded(value="it has happened") if happened else Cancelled("it has not happened")
                     await HostOperations(runtime._host.backend).reconcile_tool(
                         turn, waiting.call_id, request_id=f"e-{waiting.call_id}", result=result, evidence_ref="ledger"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import external, final, local, together
 from tests.census.forks import ForkServer
 
@@ -28,17 +28,16 @@ def test_what_has_finished_is_not_run_again_and_the_rest_is_run_once(
     job = {"folder": str(tmp_path), "kind": kind, "die_after": after}
     died = forks.run("tests.cases.programs:ten_calls", job)
     assert died.killed, died.output
-    before = Ledger(tmp_path / "effects")
-    effects = [line for line in before.lines if line.split(" ")[0] in ("tool", "effect")]
-    assert len(effects) == after
+    before = EffectLedger(tmp_path / "effects")
+    assert before.count("tool") + before.count("effect") == after
 
     ended = forks.run("tests.cases.programs:ten_calls", {**job, "die_after": -1})
     assert ended.code == 0, ended.output
     told = json.loads(ended.output.splitlines()[-1])
     assert told["done"] == COUNT - after
     assert told["states"] == ["COMPLETED"] * COUNT
-    calls = [line.split(" ")[2] for line in before.lines if line.split(" ")[0] in ("tool", "effect")]
+    calls = [line["call"] for line in before.lines("tool") + before.lines("effect")]
     assert sorted(calls) == sorted(f"c1.{n}" for n in range(COUNT))
     results = told["answer"].split(", ")
     assert sorted(results) == sorted(str(n) if kind == "in order" else f"t{n} done" for n in range(COUNT))
-    assert before.count("model ") == 2
+    assert before.count("model") == 2

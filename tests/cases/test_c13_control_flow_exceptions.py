@@ -12,7 +12,7 @@ from agentscope_durable.contracts.status import ExecutionState, RunStatus, WaitK
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import Succeeded, ToolError
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import Call, by_round, scripted_model
 from tests.runtime.conftest import KEY, Hosts, turn_is
 
@@ -51,11 +51,11 @@ ESCAPED: dict[str, Callable[[], BaseException]] = {
 """What came out of a tool and may have come after its effect: nobody knows."""
 
 
-def adapter(ledger: Ledger, error: Callable[[], BaseException]) -> AgentScopeAdapter:
+def adapter(ledger: EffectLedger, error: Callable[[], BaseException]) -> AgentScopeAdapter:
     def make(_binding: Any) -> AgentBuilder:
         async def pay() -> str:
             """Pay."""
-            ledger.write("paid")
+            ledger.append("paid")
             raise error()
 
         allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="ok")
@@ -73,13 +73,13 @@ def adapter(ledger: Ledger, error: Callable[[], BaseException]) -> AgentScopeAda
 @pytest.mark.spec("RC-15")
 @pytest.mark.parametrize("name", SAID)
 async def test_what_a_tool_says_to_the_agent_is_a_value(hosts: Hosts, name: str) -> None:
-    ledger = Ledger()
+    ledger = EffectLedger()
     runtime = await hosts.open(adapter(ledger, SAID[name]), recovery_policy=POLICY)
     session = await runtime.create_session(KEY, "agent")
     turn = await session.submit("r1", "pay")
     view = await turn_is(turn, "COMPLETED")
 
-    assert ledger.lines == ["paid"]
+    assert ledger.count("paid") == 1
     (call,) = await turn.list_tools()
     assert (call.state, call.result["state"]) == (ExecutionState.COMPLETED, "error")
     assert "the account is closed" in str(call.result)
@@ -92,7 +92,7 @@ async def test_what_a_tool_says_to_the_agent_is_a_value(hosts: Hosts, name: str)
 @pytest.mark.spec("RC-15")
 @pytest.mark.parametrize("name", ESCAPED)
 async def test_what_escapes_from_a_tool_is_unknown_and_is_not_run_again(hosts: Hosts, name: str) -> None:
-    ledger = Ledger()
+    ledger = EffectLedger()
     runtime = await hosts.open(adapter(ledger, ESCAPED[name]), recovery_policy=POLICY)
     session = await runtime.create_session(KEY, "agent")
     turn = await session.submit("r1", "pay")
@@ -105,6 +105,6 @@ async def test_what_escapes_from_a_tool_is_unknown_and_is_not_run_again(hosts: H
         turn, call_id, request_id="looked", result=Succeeded(value="paid, says the bank"), evidence_ref="statement 7"
     )
     view = await turn_is(turn, "COMPLETED")
-    assert ledger.lines == ["paid"]
+    assert ledger.count("paid") == 1
     assert view.recovery is None
     assert str(await turn.result()) == ANSWER

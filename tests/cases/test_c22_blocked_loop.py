@@ -13,7 +13,7 @@ import pytest
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.status import ExecutionState, RunStatus, WaitKind
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final, local
 from tests.census.forks import ForkServer
 from tests.runtime.conftest import KEY, turn_is, until
@@ -30,7 +30,7 @@ async def test_a_host_whose_loop_is_blocked_keeps_its_work(forks: ForkServer, tm
     blocked = asyncio.create_task(asyncio.to_thread(forks.run, "tests.cases.programs:block_the_loop", job))
     await until((tmp_path / "held").exists)
 
-    ledger = Ledger(tmp_path / "effects")
+    ledger = EffectLedger(tmp_path / "effects")
     harness = ScriptedHarness([local("hold"), final("{results}")], ledger=ledger)
     async with LocalBackend.open(tmp_path / "store") as backend:
         other = DurableRuntime(
@@ -60,7 +60,7 @@ async def test_a_host_that_could_not_even_renew_is_refused_and_tells_what_it_kno
     frozen = int((tmp_path / "pid").read_text())
     os.kill(frozen, signal.SIGSTOP)
     try:
-        ledger = Ledger(tmp_path / "effects")
+        ledger = EffectLedger(tmp_path / "effects")
         harness = ScriptedHarness([local("pay", gate="gate"), final("{results}")], ledger=ledger, gates=Gates(tmp_path))
         async with LocalBackend.open(tmp_path / "store") as backend:
             second = DurableRuntime(

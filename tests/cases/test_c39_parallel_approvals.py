@@ -37,7 +37,7 @@ async def ask(session: Any, request_id: str = "r1") -> tuple[Any, list[Any]]:
 async def check(turn: Any, ledger: Any) -> None:
     """Each answer reached its call: the denied did nothing, the others ran once, or are known not to have run."""
     calls = {call.call_id: call for call in await turn.list_tools()}
-    ran = [line.split(" ")[2] for line in ledger.lines if line.startswith(f"tool {turn.turn_id} ")]
+    ran = [line["call"] for line in ledger.lines("tool") if line["turn"] == turn.turn_id]
     assert len(ran) == len(set(ran))
     for number in range(5):
         call_id = f"c1.{number}"
@@ -69,7 +69,7 @@ async def test_each_answer_reaches_its_own_call_in_any_order(hosts: Hosts) -> No
             await refused(turn.respond(f"b{index}", question.interaction_id, True), AlreadyDecided)
         await turn_is(turn, "COMPLETED")
         await check(turn, harness.ledger)
-        assert harness.ledger.count(f"tool {turn.turn_id} ") == 5 - len(DENIED)
+        assert harness.ledger.count("tool", turn=turn.turn_id) == 5 - len(DENIED)
 
 
 @pytest.mark.case("C39")

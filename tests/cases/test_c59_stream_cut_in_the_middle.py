@@ -10,7 +10,7 @@ import pytest
 from agentscope_durable.contracts.status import ModelStatus, RunStatus
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.runtime.live import LocalLiveEvents
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import Answer, Call, Fail, Text, rounds_so_far, scripted_model
 from tests.cases.test_c31_seen_but_not_stored import Watcher
 from tests.runtime.conftest import KEY, Hosts, all_events, turn_is
@@ -44,7 +44,7 @@ def cut(error: Exception) -> dict[str, Answer]:
 @pytest.mark.spec("EV-09")
 @pytest.mark.parametrize("place", cut(OSError()))
 async def test_the_answer_is_that_of_one_attempt_alone(hosts: Hosts, place: str) -> None:
-    ledger, live = Ledger(), LocalLiveEvents()
+    ledger, live = EffectLedger(), LocalLiveEvents()
     broken = cut(ConnectionResetError("the stream was cut"))[place]
 
     def script(messages: list[Any], _tools: Any, _choice: Any, n: int) -> Answer:
@@ -63,7 +63,7 @@ async def test_the_answer_is_that_of_one_attempt_alone(hosts: Hosts, place: str)
             Args:
                 path: the folder.
             """
-            ledger.write(f"deleted {path}")
+            ledger.append("deleted", path=path)
             return "gone"
 
         allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="ok")
@@ -84,7 +84,7 @@ async def test_the_answer_is_that_of_one_attempt_alone(hosts: Hosts, place: str)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
-    assert ledger.lines == ["deleted /var/tmp/old"]
+    assert [line["path"] for line in ledger.lines("deleted")] == ["/var/tmp/old"]
     said = [message for message in await turn.history() if message.role == "assistant"]
     assert [message.text for message in said] == ["second thoughts", "done"]
     assert [message.attempt for message in said] == [2, 1]

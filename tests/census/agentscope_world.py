@@ -24,12 +24,11 @@ from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.spi.record_store import Reads, StreamRange
 from agentscope_durable.testing.census import transcript_valid
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     MODEL_REQUEST,
     Answer,
     Call,
-    EffectLedger,
     Text,
     rounds_so_far,
     scripted_model,
@@ -54,9 +53,9 @@ class AgentScopeWorld:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.effects = Ledger(folder / "effects")
-        self.told = Ledger(folder / "told")
-        self._complaints = Ledger(folder / "complaints")
+        self.effects = EffectLedger(folder / "effects")
+        self.told = EffectLedger(folder / "told")
+        self._complaints = EffectLedger(folder / "complaints")
         self._model = EffectLedger(folder / "model.jsonl")
 
     def adapter(self) -> HarnessAdapter:
@@ -69,7 +68,7 @@ class AgentScopeWorld:
             def perform() -> str:
                 origin = current_origin()
                 assert origin is not None
-                self.effects.write(f"tool {origin.turn_id} {origin.call_id} {name}")
+                self.effects.append("tool", turn=origin.turn_id, call=origin.call_id, tool=name)
                 return value
 
             perform.__name__ = name
@@ -93,7 +92,7 @@ class AgentScopeWorld:
 
     def _answer(self, messages: list[Any], _tools: Any, _choice: Any, n: int) -> Answer:
         for complaint in transcript_valid(provider_form(messages)):
-            self._complaints.write(f"request {n}: {complaint}")
+            self._complaints.append("complaint", request=n, what=complaint)
         said = [(place, message.get_text_content()) for place, message in enumerate(messages) if message.role == "user"]
         place, task = next((place, text) for place, text in reversed(said) if text in TASKS)
         answers = TASKS[task]
@@ -102,8 +101,7 @@ class AgentScopeWorld:
         return f"done, {STEER}" if answer == "done" and steered else answer
 
     def done(self) -> list[tuple[str, str]]:
-        words = [line.split(" ") for line in self.effects.lines]
-        return [(line[1], line[2]) for line in words if line[0] in ("tool", "effect")]
+        return [(line["turn"], line["call"]) for line in self.effects.lines() if line["name"] in ("tool", "effect")]
 
     def asked(self) -> Mapping[str, int] | None:
         return None
@@ -113,7 +111,7 @@ class AgentScopeWorld:
 
     async def transcript(self, backend: SessionBackend) -> list[str]:
         """The conversation as the model was given it each time, and as it was stored at each position (C08)."""
-        wrong = self._complaints.lines
+        wrong = [f"request {line['request']}: {line['what']}" for line in self._complaints.lines()]
         contexts = await stored_contexts(backend, KEY, THREAD)
         for number, context in enumerate(contexts):
             problems = transcript_valid(provider_form(context))

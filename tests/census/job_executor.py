@@ -13,7 +13,7 @@ from agentscope_durable.spi.executor import (
     Running,
     Succeeded,
 )
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 
 RETRY_AFTER = 0.01
 ENDLESS = "wait"
@@ -25,10 +25,10 @@ SLOW = "job"
 class JobExecutor:
     """Starts each execution once, answers for every one it was told of, and stops what is to be stopped.
 
-    Ledger lines: `effect <turn> <call> <tool>` for each effect, `stop <execution>` for what will never have one.
+    It notes an `effect` for each effect, and a `stop` for each execution that will never have one.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: EffectLedger) -> None:
         self._ledger = ledger
 
     @property
@@ -36,31 +36,32 @@ class JobExecutor:
         return ExecutorCapabilities(query=True, cancel=True)
 
     async def execute(self, request: ExecutionRequest) -> Outcome:
-        if f"stop {request.execution_id}" in self._ledger.lines:
+        if self._stopped(request):
             return Cancelled("it was stopped before it began")
-        self._ledger.write(_effect(request))
+        self._ledger.append("effect", turn=request.turn_id, call=request.call_id, tool=request.name)
         return Running(RETRY_AFTER) if request.name in (ENDLESS, SLOW) else self._result(request)
 
     async def query(self, request: ExecutionRequest) -> Outcome:
-        lines = self._ledger.lines
-        if f"stop {request.execution_id}" in lines:
+        if self._stopped(request):
             return Cancelled("stopped")
-        if _effect(request) not in lines:
+        if not self._happened(request):
             # It never came here. From now on it never will.
-            self._ledger.write(f"stop {request.execution_id}")
+            self._ledger.append("stop", execution=request.execution_id)
             return Cancelled("it never began")
         return Running(RETRY_AFTER) if request.name == ENDLESS else self._result(request)
 
     async def cancel(self, request: ExecutionRequest) -> Outcome:
-        if request.name == ENDLESS or _effect(request) not in self._ledger.lines:
-            self._ledger.write(f"stop {request.execution_id}")
+        if request.name == ENDLESS or not self._happened(request):
+            self._ledger.append("stop", execution=request.execution_id)
             return Cancelled("stopped")
         return self._result(request)
+
+    def _stopped(self, request: ExecutionRequest) -> bool:
+        return self._ledger.count("stop", execution=request.execution_id) > 0
+
+    def _happened(self, request: ExecutionRequest) -> bool:
+        return self._ledger.count("effect", turn=request.turn_id, call=request.call_id) > 0
 
     @staticmethod
     def _result(request: ExecutionRequest) -> Outcome:
         return Succeeded(value=f"{request.name} done")
-
-
-def _effect(request: ExecutionRequest) -> str:
-    return f"effect {request.turn_id} {request.call_id} {request.name}"

@@ -32,7 +32,7 @@ from agentscope_durable.testing.census import (
     replay_agrees,
     submits_once,
 )
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import (
     ScriptedHarness,
     approval,
@@ -57,8 +57,8 @@ class World(Protocol):
     """One agent, and its folder."""
 
     folder: Path
-    effects: Ledger
-    told: Ledger
+    effects: EffectLedger
+    told: EffectLedger
 
     def adapter(self) -> HarnessAdapter: ...
 
@@ -84,8 +84,8 @@ class ScriptedWorld:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.effects = Ledger(folder / "effects")
-        self.told = Ledger(folder / "told")
+        self.effects = EffectLedger(folder / "effects")
+        self.told = EffectLedger(folder / "told")
 
     def adapter(self) -> HarnessAdapter:
         return ScriptedHarness(
@@ -104,14 +104,13 @@ class ScriptedWorld:
         )
 
     def done(self) -> list[tuple[str, str]]:
-        words = [line.split(" ") for line in self.effects.lines]
-        return [(line[1], line[2]) for line in words if line[0] in ("tool", "effect")]
+        return [(line["turn"], line["call"]) for line in self.effects.lines() if line["name"] in ("tool", "effect")]
 
     def asked(self) -> Mapping[str, int]:
-        return Counter(line.split(" ")[1] for line in self.effects.lines if line.startswith("model "))
+        return Counter(line["message"] for line in self.effects.lines("model"))
 
     def requests(self) -> int:
-        return self.effects.count("model ")
+        return self.effects.count("model")
 
     async def transcript(self, backend: SessionBackend) -> list[str]:
         del backend
@@ -154,7 +153,7 @@ async def tell(world: World) -> None:
 
 async def _submit(world: World, session: DurableSession, name: str) -> DurableTurn:
     turn = await session.submit(f"submit-{name}", name)
-    world.told.write(f"submit-{name} {turn.turn_id}")
+    world.told.append("submitted", request=f"submit-{name}", turn=turn.turn_id)
     return turn
 
 
@@ -197,7 +196,7 @@ async def _ignoring_late(act: Any) -> None:
 async def judge(world: World) -> list[str]:
     """S1 to S5 and P4, read by a process that ran nothing of it; [] when all hold."""
     async with LocalBackend.open(world.folder) as backend:
-        acknowledged = dict(line.split(" ") for line in world.told.lines)
+        acknowledged = {line["request"]: line["turn"] for line in world.told.lines()}
         wrong = [
             *await submits_once(backend, KEY, acknowledged),
             *await effects_once(backend, KEY, world.done(), rerunnable=frozenset({"look"})),

@@ -17,7 +17,7 @@ from agentscope_durable.contracts.errors import TurnFailed
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, external, final, local, say
 
 KEY = SessionKey("kill", "session")
@@ -26,11 +26,11 @@ SCRIPT = [say("one"), local("t", value="2"), external("hands", "work"), Stall(ga
 
 async def main(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
-    ledger, said = Ledger(folder / "ledger"), Ledger(folder / "said")
+    ledger, said = EffectLedger(folder / "ledger"), EffectLedger(folder / "said")
     gates = Gates(folder)
 
     async def work() -> str:
-        ledger.write("work")
+        ledger.append("work")
         await gates.passed("work")
         return "worked"
 
@@ -49,15 +49,15 @@ async def main(job: dict[str, Any]) -> None:
         session = await runtime.create_session(KEY, "agent")
         if job.get("run", True):
             await runtime.start()
-            said.write(f"started {runtime.owner}")
+            said.append("started", owner=runtime.owner)
         turn = await session.submit("r1", "go")
-        said.write(f"submitted {turn.turn_id}")
+        said.append("submitted", turn=turn.turn_id)
         if job.get("hang"):
             await asyncio.Event().wait()
         try:
-            said.write(f"ended {await turn.wait()}")
+            said.append("ended", answer=str(await turn.wait()))
         except TurnFailed as error:
-            said.write(f"failed {error.reason}")
+            said.append("failed", reason=error.reason)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from agentscope_durable.contracts.status import ExecutionState, RunStatus, TurnS
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.executor import Succeeded
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from tests.kill.host import KEY
 from tests.runtime.conftest import until
 
@@ -32,8 +32,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ledger = Ledger(path / "ledger")
-        self.said = Ledger(path / "said")
+        self.ledger = EffectLedger(path / "ledger")
+        self.said = EffectLedger(path / "said")
         self.processes: list[asyncio.subprocess.Process] = []
 
     async def host(self, *, failpoint: str = "", **job: object) -> asyncio.subprocess.Process:
@@ -44,8 +44,14 @@ class Folder:
         self.processes.append(process)
         return process
 
-    async def says(self, start: str) -> None:
-        await until(lambda: self.said.count(start) > 0)
+    async def says(self, name: str) -> None:
+        await until(lambda: self.said.count(name) > 0)
+
+    def answer(self) -> str:
+        """What the Turn answered, if the last that was said is that it has ended."""
+        last = self.said.lines()[-1]
+        assert last["name"] == "ended"
+        return last["answer"]
 
     async def reached(self, gate: str) -> None:
         await until(lambda: (self.path / f"{gate}.reached").exists())
@@ -87,7 +93,7 @@ async def test_a_turn_whose_submit_returned_survives(folder: Folder) -> None:
     await ended(process)
 
     async with folder.turn() as (turn, _):
-        assert folder.said.lines == [f"submitted {turn.turn_id}"]
+        assert len(folder.said.lines()) == folder.said.count("submitted", turn=turn.turn_id) == 1
         assert (await turn.status()).status is TurnStatus.QUEUED
 
 
@@ -97,13 +103,13 @@ async def test_a_process_that_dies_in_submit_asks_again(folder: Folder, side: st
     # The first commit makes the Session, the second admits the Turn.
     first = await folder.host(run=False, hang=True, failpoint=f"store.commit.{side}:2")
     assert await ended(first) == -signal.SIGKILL
-    assert folder.said.lines == []
+    assert folder.said.lines() == []
     second = await folder.host(run=False, hang=True)
     await folder.says("submitted")
     second.kill()
 
     async with folder.turn() as (turn, _):
-        assert folder.said.lines == [f"submitted {turn.turn_id}"]
+        assert len(folder.said.lines()) == folder.said.count("submitted", turn=turn.turn_id) == 1
 
 
 @pytest.mark.spec("RT-02", "RT-09", "RC-01", "RC-02", "RT-54")
@@ -118,7 +124,7 @@ async def test_a_waiting_host_takes_over_from_a_killed_one_at_once(folder: Folde
     folder.open("g")
     assert await ended(second) == 0
 
-    assert folder.said.lines[-1] == "ended 2, worked"
+    assert folder.answer() == "2, worked"
     assert folder.ledger.count("tool") == folder.ledger.count("work") == 1
     assert folder.ledger.count("model") == 4
     async with folder.turn() as (turn, _):
@@ -141,7 +147,7 @@ async def test_without_the_lock_the_lease_alone_rules(folder: Folder) -> None:
     second = await folder.host(lease=1.0, withhold_os_lock=True)
     assert await ended(second) == 0
 
-    assert folder.said.lines[-1] == "ended 2, worked"
+    assert folder.answer() == "2, worked"
     assert folder.ledger.count("tool") == 1
 
 
@@ -165,7 +171,7 @@ async def test_an_execution_that_died_with_its_process_is_settled_by_evidence(fo
         )
     assert await ended(second) == 0
 
-    assert folder.said.lines[-1] == "ended 2, seen"
+    assert folder.answer() == "2, seen"
     assert folder.ledger.count("work") == 1
 
 
@@ -181,7 +187,7 @@ async def test_a_signal_never_ends_a_turn(folder: Folder, how: signal.Signals) -
     second = await folder.host()
     assert await ended(second) == 0
 
-    assert folder.said.lines[-1] == "ended 2, worked"
+    assert folder.answer() == "2, worked"
     assert folder.ledger.count("tool") == folder.ledger.count("work") == 1
     async with folder.turn() as (turn, _):
         view = await turn.status()

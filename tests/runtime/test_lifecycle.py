@@ -21,7 +21,7 @@ from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
 from agentscope_durable.spi.record_store import ReadyPage, ReadyScan
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, external, final, local, say
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
@@ -48,7 +48,7 @@ async def test_drain_waits_for_what_runs_and_claims_nothing_new(hosts: Hosts) ->
 
 @pytest.mark.spec("LF-01", "LF-08", "RC-18")
 async def test_a_drain_that_takes_too_long_stops_the_host_and_another_goes_on(hosts: Hosts) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [say("1"), Stall(gate="g"), final("ok")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     session = await first.create_session(KEY, "agent")
@@ -119,7 +119,7 @@ async def test_closing_from_a_callback_does_not_wait_for_itself(hosts: Hosts, pl
 
 @pytest.mark.spec("LF-08")
 async def test_closing_gives_the_turn_back_where_it_is(hosts: Hosts) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [local("t", gate="g"), final("{results}")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), close_timeout=SECONDS)
     turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
@@ -150,7 +150,7 @@ async def test_start_may_be_repeated_and_raced(hosts: Hosts) -> None:
 
 @pytest.mark.case("C14")
 async def test_hosts_of_one_name_are_two_owners_and_a_draining_one_claims_nothing(hosts: Hosts) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [Stall(gate="g"), final("ok")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), host_name="web-1")
     session = await first.create_session(KEY, "agent")
@@ -196,7 +196,7 @@ async def test_a_draining_host_renews_until_its_last_turn_is_committed(hosts: Ho
 @pytest.mark.case("C22")
 async def test_a_blocked_loop_keeps_its_lease(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "agentscope_durable.runtime")
-    ledger = Ledger()
+    ledger = EffectLedger()
 
     def block() -> str:
         # The tool sleeps on the event loop, for longer than its host's lease.
@@ -218,7 +218,7 @@ async def test_a_blocked_loop_keeps_its_lease(hosts: Hosts, caplog: pytest.LogCa
 @pytest.mark.case("C30")
 @pytest.mark.parametrize("how", ["close", "cancelled", "lost", "drain"])
 async def test_only_a_stored_cancel_cancels_a_turn(hosts: Hosts, clock: ManualClock, how: str) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [say("1"), Stall(gate="g", obedient=False), final("ok")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates), close_timeout=0.05)
     turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")

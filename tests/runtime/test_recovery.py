@@ -26,7 +26,7 @@ from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.harness import RunContext
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
     Fail,
@@ -52,7 +52,7 @@ async def submit(runtime, text: str = "a"):
 
 @pytest.mark.spec("RC-01", "RT-02", "RT-09", "RC-02")
 async def test_another_host_goes_on_after_the_lease(hosts: Hosts, clock: ManualClock) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [local("t", value="1"), say("half", gate="g"), final("{results}")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     turn = await submit(first)
@@ -75,7 +75,7 @@ async def test_another_host_goes_on_after_the_lease(hosts: Hosts, clock: ManualC
 
 @pytest.mark.spec("RC-02", "RC-18")
 async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [Stall(gate="g", obedient=False), say("by whom"), final("ok")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     turn = await submit(first)
@@ -115,7 +115,7 @@ async def test_without_any_hint_work_is_found(hosts: Hosts) -> None:
 
 @pytest.mark.spec("RC-05", "LF-02", "LF-08", "RC-18")
 async def test_nothing_is_lost_while_every_host_is_stopped(hosts: Hosts) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [local("t"), Stall(gate="g"), final("ok")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     turn = await submit(first)
@@ -247,7 +247,7 @@ async def test_the_hook_never_repeats_an_unknown_operation(hosts: Hosts) -> None
     def broken() -> str:
         raise OSError("after the effect")
 
-    ledger = Ledger()
+    ledger = EffectLedger()
     harness = ScriptedHarness([local("t"), final("{results}")], ledger=ledger, tools={"t": broken})
     runtime = await hosts.open(harness, retryable_failure=lambda error: True)
     session = await runtime.create_session(KEY, "agent")
@@ -256,11 +256,11 @@ async def test_the_hook_never_repeats_an_unknown_operation(hosts: Hosts) -> None
     assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
     other = await session.create_thread("x", "agent")
     await turn_is(await other.submit("r2", "a"), TurnStatus.WAITING)
-    assert ledger.count(f"tool {turn.turn_id}") == 1
+    assert ledger.count("tool", turn=turn.turn_id) == 1
     await reconcile(hosts, turn, view.waiting_on[0].call_id)
 
     assert str(await turn.wait(SECONDS)) == "seen with my own eyes"
-    assert ledger.count(f"tool {turn.turn_id}") == 1
+    assert ledger.count("tool", turn=turn.turn_id) == 1
 
 
 async def reconcile(hosts: Hosts, turn, call_id: str) -> None:
@@ -282,7 +282,7 @@ async def reconcile(hosts: Hosts, turn, call_id: str) -> None:
 
 @pytest.mark.spec("RC-18")
 async def test_an_incompatible_host_consumes_no_budget(hosts: Hosts) -> None:
-    ledger = Ledger()
+    ledger = EffectLedger()
     first = await hosts.open(ScriptedHarness([Fail(kind="Incompatible")], ledger=ledger))
     turn = await submit(first)
     await until(lambda: _runs(turn, 1))
@@ -356,7 +356,7 @@ async def test_a_retry_that_came_due_while_all_were_down_runs_once(hosts: Hosts,
 @pytest.mark.spec("RC-23", "RT-47", "MC-08")
 @pytest.mark.parametrize("rule", list(ReplayRule))
 async def test_a_local_tool_lost_with_its_host(hosts: Hosts, clock: ManualClock, rule: ReplayRule) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [local("t", rule=rule, gate="g", value="result"), final("{results}")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     turn = await submit(first)
@@ -379,7 +379,7 @@ async def test_a_local_tool_lost_with_its_host(hosts: Hosts, clock: ManualClock,
 
 @pytest.mark.spec("MC-08", "EV-16")
 async def test_a_request_lost_with_its_host_is_lost_and_made_again(hosts: Hosts, clock: ManualClock) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [final("the whole answer", gate="g")]
     first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
     turn = await submit(first)
@@ -498,7 +498,8 @@ async def test_an_owners_lost_answer_is_settled_by_its_position(hosts: Hosts, nt
     assert str(await turn.wait(SECONDS)) == "2"
     assert [message.text for message in await turn.history()] == ["a", "one", "2"]
     assert harness.ledger.count("tool") == 1
-    assert len(harness.ledger.lines) == len(set(harness.ledger.lines))
+    effects = [str(line) for line in harness.ledger.lines()]
+    assert len(effects) == len(set(effects))
 
 
 async def test_hints_of_one_store_reach_every_host(hosts: Hosts) -> None:

@@ -225,7 +225,7 @@ async def test_questions_start_nothing(hosts: Hosts) -> None:
     view = await turn.status()
     assert view.status is TurnStatus.QUEUED
     assert [reason.kind for reason in view.waiting_on] == [WaitKind.HOST]
-    assert harness.ledger.lines == []
+    assert harness.ledger.lines() == []
 
 
 @pytest.mark.spec("RT-28", "RT-30")

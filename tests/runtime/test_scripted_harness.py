@@ -13,14 +13,14 @@ from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.harness_adapter import HarnessAdapterContract
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final, local, say, think
 
 
 class TestScriptedHarness(HarnessAdapterContract):
     @pytest.fixture
     async def backend(self) -> AsyncGenerator[TransactionalSessionBackend]:
-        self.ledger = Ledger()
+        self.ledger = EffectLedger()
         self.storage = TransactionalSessionBackend(MemoryRecordStore(), wakeups=LocalWakeups())
         yield self.storage
 
@@ -38,9 +38,10 @@ class TestScriptedHarness(HarnessAdapterContract):
 
 
 def test_a_ledger_in_a_file_is_shared(tmp_path: Path) -> None:
-    one, two = Ledger(tmp_path / "ledger"), Ledger(tmp_path / "ledger")
-    one.write("tool a")
-    two.write("model b")
+    one, two = EffectLedger(tmp_path / "ledger"), EffectLedger(tmp_path / "ledger")
+    one.append("tool", call="a")
+    two.append("model")
 
-    assert one.lines == two.lines == ["tool a", "model b"]
-    assert one.count("tool") == 1
+    assert one.lines() == two.lines()
+    assert [line["name"] for line in one.lines()] == ["tool", "model"]
+    assert (one.count("tool"), one.count("tool", call="a"), one.count("tool", call="b")) == (1, 1, 0)

@@ -11,7 +11,7 @@ from agentscope_durable.contracts.status import ExecutionState, RunStatus, TurnS
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import ExecutorCapabilities, Running, Succeeded, Unknown
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
     Fail,
@@ -164,7 +164,7 @@ async def test_a_run_that_ends_well_with_work_outside_does_not_end_the_turn(host
 
 @pytest.mark.spec("SE-11")
 async def test_a_settlement_survives_its_host(hosts: Hosts, clock: ManualClock) -> None:
-    ledger, gates = Ledger(), Gates()
+    ledger, gates = EffectLedger(), Gates()
     script = [local("t", gate="g"), final()]
     reached = asyncio.Event()
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.openai_server import OpenAIServer
 from agentscope_durable.testing.scripted_model import (
     MODEL_COMPLETED,
     MODEL_REQUEST,
     Call,
-    EffectLedger,
     Fail,
     Stall,
     Text,

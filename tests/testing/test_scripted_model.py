@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     MODEL_COMPLETED,
     MODEL_REQUEST,
     Call,
     Do,
-    EffectLedger,
     Fail,
     ScriptEnded,
     Stall,
@@ -314,7 +314,7 @@ def test_a_ledger_keeps_the_effects_of_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     program = (
         "import os, sys\n"
-        "from agentscope_durable.testing.scripted_model import EffectLedger\n"
+        "from agentscope_durable.testing.ledger import EffectLedger\n"
         "ledger = EffectLedger(sys.argv[1])\n"
         "for n in range(100): ledger.append('sent', n=n)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EffectLedger": "scripted_model",
+    "EffectLedger": "ledger",
     "ExecutorContract": "executor",
     "FaultyRecordStore": "faulty_record_store",
     "HarnessAdapterContract": "harness_adapter",

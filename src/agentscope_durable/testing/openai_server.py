@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final, Self
 
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     DEFAULT_USAGE,
     MODEL_COMPLETED,
@@ -30,7 +31,6 @@ from agentscope_durable.testing.scripted_model import (
     Answer,
     Call,
     Do,
-    EffectLedger,
     Fail,
     Part,
     Script,

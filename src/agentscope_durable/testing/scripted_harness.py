@@ -73,7 +73,7 @@ from agentscope_durable.spi.harness import (
     SettleContext,
     Settlement,
 )
-from agentscope_durable.testing.ledger import Ledger
+from agentscope_durable.testing.ledger import EffectLedger
 
 __all__ = [
     "STATE_VERSION",
@@ -314,13 +314,13 @@ class ScriptedHarness:
         self,
         script: Sequence[Action] | Mapping[str, Sequence[Action]] = (),
         *,
-        ledger: Ledger | None = None,
+        ledger: EffectLedger | None = None,
         gates: Gates | None = None,
         tools: Mapping[str, Callable[..., Any]] | None = None,
         writer: str = WRITER,
     ) -> None:
         self._scripts = dict(script) if isinstance(script, Mapping) else {"": script}
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger or EffectLedger()
         self.gates = gates or Gates()
         self.tools = dict(tools or {})
         self.writer = writer
@@ -516,7 +516,7 @@ class _Play:
                 if self._start.number <= runs:
                     raise _ERRORS[kind](message)
             case Stall(gate=gate, obedient=obedient):
-                self._harness.ledger.write(f"stall {self._start.turn_id} {gate}")
+                self._harness.ledger.append("stall", turn=self._start.turn_id, gate=gate)
                 if not await self._wait_for(gate, obedient=obedient):
                     return None
             case Emit(type=event_type, value=value):
@@ -580,7 +580,7 @@ class _Play:
 
         text = self._fill(action.text)
         _failpoints.hit("model.request.before")
-        self._harness.ledger.write(f"model {message_id} {program.attempt}")
+        self._harness.ledger.append("model", message=message_id, attempt=program.attempt)
         if not await self._stream(message_id, text, action.gate):
             return self._boundary()
         _failpoints.hit("model.request.after")
@@ -824,7 +824,7 @@ class _Play:
         """The tool itself. None: nobody can say what it did."""
         function = self._harness.tools.get(wanted.name)
         _failpoints.hit("tool.local.before")
-        self._harness.ledger.write(f"tool {self._start.turn_id} {call.id} {wanted.name}")
+        self._harness.ledger.append("tool", turn=self._start.turn_id, call=call.id, tool=wanted.name)
         try:
             value = wanted.value if function is None else function(**wanted.arguments)
             if inspect.isawaitable(value):

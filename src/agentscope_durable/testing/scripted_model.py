@@ -25,10 +25,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.testing.ledger import EffectLedger
 
 __all__ = [
     "DEFAULT_USAGE",
@@ -37,7 +37,6 @@ __all__ = [
     "Answer",
     "Call",
     "Do",
-    "EffectLedger",
     "Fail",
     "Item",
     "Part",
@@ -69,45 +68,6 @@ class TransientModelError(Exception):
 
 class ScriptEnded(Exception):
     """The model was asked more often than its script has answers."""
-
-
-# ------------------------------------------------------------ the ledger
-
-
-class EffectLedger:
-    """A file with one line for each thing that really happened, written where a crash cannot take it back.
-
-    Tools and models of any number of processes append to the same file; a test counts afterwards. Each line is one
-    write and one fsync, so a process that is killed leaves a whole line or none.
-
-    Args:
-        path: the file; it is made by the first line.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-
-    def append(self, name: str, **facts: object) -> None:
-        """Note one effect, with what a test may want to know of it (values JSON can hold)."""
-        line = json.dumps({"name": name, "pid": os.getpid(), **facts}) + "\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            _ = os.write(file, line.encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Every effect so far, oldest first; a file that is not there has none."""
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def count(self, name: str) -> int:
-        """How often an effect of this name happened."""
-        return sum(line["name"] == name for line in self.lines())
 
 
 # ------------------------------------------------------------ what a script says

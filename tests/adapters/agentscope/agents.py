@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter
-from agentscope_durable.testing.scripted_model import Answer, EffectLedger, Script, by_round, scripted_model
+from agentscope_durable.testing.ledger import EffectLedger
+from agentscope_durable.testing.scripted_model import Answer, Script, by_round, scripted_model
 from tests.adapters.agentscope.stage import Stage, opened
 
 

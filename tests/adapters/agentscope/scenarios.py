@@ -11,10 +11,10 @@ from typing import Any
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, ToolBinding
 from agentscope_durable.contracts.results import ToolResult
+from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     Call,
     Do,
-    EffectLedger,
     Text,
     Thinking,
     rounds_so_far,

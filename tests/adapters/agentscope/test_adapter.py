@@ -36,7 +36,8 @@ from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.harness import Abandoned, HarnessAdapter
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.harness_adapter import HarnessAdapterContract
-from agentscope_durable.testing.scripted_model import Call, EffectLedger, Text, Thinking, by_round, scripted_model
+from agentscope_durable.testing.ledger import EffectLedger
+from agentscope_durable.testing.scripted_model import Call, Text, Thinking, by_round, scripted_model
 from tests.adapters.agentscope.agents import Agents, allow, external, tool
 from tests.adapters.agentscope.stage import Stage, check_transcript, of_type, opened, texts
 

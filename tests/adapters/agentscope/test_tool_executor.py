@@ -28,7 +28,8 @@ from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.executor import ExecutionRequest, Succeeded, Unknown
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.testing.scripted_model import Call, EffectLedger, by_round, scripted_model
+from agentscope_durable.testing.ledger import EffectLedger
+from agentscope_durable.testing.scripted_model import Call, by_round, scripted_model
 from tests.adapters.agentscope.agents import external, tool
 from tests.adapters.agentscope.stage import Stage
 
