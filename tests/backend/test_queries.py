@@ -1660,6 +1660,8 @@ class Chance:
     async def respond(self) -> None:
         where = self._turn()
         interaction = ids.interaction_id(where["turn_id"], f"c{self.random.randint(1, 6)}")
+        # Refused where no approval asks; a text like the model's own, small or not.
+        edited = self.random.choice([None, None, None, '{"x":2}', LARGE])
         await self.world.do(
             c.Respond(
                 **where,
@@ -1671,6 +1673,8 @@ class Chance:
                 content=body_of([{"type": "text", "text": "yes"}]),
                 is_bool=True,
                 approved=True,
+                arguments=None if edited is None else await self.world.body(edited),
+                arguments_digest="" if edited is None else "2",
             )
         )
 

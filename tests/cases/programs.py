@@ -24,7 +24,7 @@ from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
 from tests.census.job_executor import JobExecutor
-from tests.runtime.conftest import KEY, turn_is, until
+from tests.runtime.conftest import KEY, turn_is
 
 ROUTE = "ops"
 
@@ -48,24 +48,17 @@ async def host(job: Mapping[str, Any], harness: HarnessAdapter, **options: Any) 
 
 
 async def answer_in_order(job: dict[str, Any]) -> None:
-    """C39: give five answers in an order; die once the answer `die_at` is committed."""
-    from tests.cases.test_c39_parallel_approvals import DENIED, SCRIPT, check
+    """C39: give the answers of an order from the place `from` on; die once the answer `die_at` is committed."""
+    from tests.cases.test_c39_parallel_approvals import SCRIPT, answer, asked, check, tools
 
     ledger = ledger_of(job)
-    async with host(job, ScriptedHarness(SCRIPT, ledger=ledger)) as runtime:
+    async with host(job, ScriptedHarness(SCRIPT, ledger=ledger, tools=tools(ledger))) as runtime:
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         turn = await session.submit("r1", "go")
-        questions: dict[str, Any] = {}
-
-        async def asked() -> bool:
-            projection = (await turn.snapshot()).projection
-            questions.update({question.call_id: question for question in projection.interactions.values()})
-            return len(questions) == len(job["order"])
-
-        await until(asked)
-        for place, index in enumerate(job["order"]):
-            await turn.respond(f"a{index}", questions[f"c1.{index}"].interaction_id, index not in DENIED)
+        questions = await asked(turn)
+        for place in range(job.get("from", 0), len(job["order"])):
+            await answer(turn, questions[job["order"][place]])
             if place == job["die_at"]:
                 die()
         # The former process may have died in the middle of a tool: then evidence says what became of it.

@@ -374,3 +374,5 @@ class World:
                 folded = self.fold.projection.interactions[identity]
                 shown = InteractionState.RESOLVED if one.state is InteractionState.APPLIED else one.state
                 assert folded.state is shown, "folded questions and stored ones agree (PR-22)"
+                edited = None if one.edited is None else msgspec.json.decode(one.edited.inline)
+                assert folded.edited_arguments == edited

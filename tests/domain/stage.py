@@ -200,8 +200,16 @@ class Stage:
         return self._request(c.Signal, turn, request_id, thread, key=key, payload=body_of({}), digest="{}")
 
     def respond(
-        self, turn: str, interaction: str, answer: Any = True, request_id: str = "respond", *, thread: str = MAIN
+        self,
+        turn: str,
+        interaction: str,
+        answer: Any = True,
+        request_id: str = "respond",
+        *,
+        arguments: str | None = None,
+        thread: str = MAIN,
     ) -> Any:
+        """`arguments` is the text of a JSON object."""
         return self._request(
             c.Respond,
             turn,
@@ -214,6 +222,8 @@ class Stage:
             result=body_of({"value": answer}),
             is_bool=isinstance(answer, bool),
             approved=answer is True,
+            arguments=None if arguments is None else body_of(arguments),
+            arguments_digest=arguments or "",
         )
 
     # ---- the host that runs a Thread ----

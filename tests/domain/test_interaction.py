@@ -7,7 +7,8 @@ from itertools import permutations
 import pytest
 
 from agentscope_durable.contracts import commands as c
-from agentscope_durable.contracts.errors import AlreadyDecided, InvalidRequest, NotFound
+from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.errors import AlreadyDecided, InvalidRequest, NotFound, RequestConflict
 from agentscope_durable.contracts.status import ExecutionState, InteractionState
 from agentscope_durable.domain import ids
 from tests.domain.stage import FOR_GOOD, Owner, Stage, gated, local, question
@@ -306,3 +307,54 @@ def test_a_run_may_end_over_an_open_question_and_then_nobody_is_asked_any_more()
 
     assert stage.interaction(owner.turn).state is I.CLOSED
     assert stage.interaction(owner.turn).reason == "completed"
+
+
+# ------------------------------------------------------------ an approval that changes the call
+
+
+@pytest.mark.spec("IN-02", "PR-22")
+def test_an_approval_may_change_the_arguments_of_its_call() -> None:
+    stage, owner = asking()
+    stage.respond(owner.turn, "i1", True, "a1", arguments='{"unit":"b"}')
+
+    # Question, call, event and fold say the same; the stage compares the last two after every command.
+    record = stage.interaction(owner.turn)
+    assert (record.edited, record.arguments) == (body_of('{"unit":"b"}'), body_of("{}"))
+    assert stage.execution(owner.turn, "c2").arguments == body_of('{"unit":"b"}')
+    [resolved] = stage.events("interaction.resolved")
+    assert (resolved.data["response"], resolved.data["editedArguments"]) == (True, '{"unit":"b"}')
+    projection = stage.world.fold.projection
+    assert projection.interactions["i1"].edited_arguments == '{"unit":"b"}'
+    assert projection.tools[f"main/{owner.turn}/c2"].arguments == '{"unit":"b"}'
+
+    owner = stage.claim("b")
+    owner.tool("c2", S.RUNNING, name="delete", answers=("i1",))
+    assert stage.execution(owner.turn, "c2").arguments == body_of('{"unit":"b"}')
+
+
+@pytest.mark.spec("IN-02")
+def test_only_an_approval_that_is_true_changes_arguments() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.asks("c2", "i1")
+    owner.asks_for_result("c3", "i2")
+    owner.suspends()
+
+    for interaction, answer in (("i1", False), ("i2", True), ("i2", {"signed": "by hand"})):
+        with stage.refuses(InvalidRequest) as refused:
+            stage.respond(owner.turn, interaction, answer, arguments="{}")
+        assert refused.value.path == "arguments"
+
+
+@pytest.mark.spec("IN-09")
+def test_changed_arguments_are_part_of_the_request() -> None:
+    stage, owner = asking()
+    receipt = stage.respond(owner.turn, "i1", True, "a1", arguments='{"unit":"b"}')
+
+    assert stage.respond(owner.turn, "i1", True, "a1", arguments='{"unit":"b"}') == receipt
+    for arguments in (None, '{"unit":"c"}'):
+        with stage.refuses(RequestConflict) as refused:
+            stage.respond(owner.turn, "i1", True, "a1", arguments=arguments)
+        assert refused.value.field == "arguments"
+    with stage.refuses(AlreadyDecided):
+        stage.respond(owner.turn, "i1", True, "a2", arguments='{"unit":"c"}')

@@ -368,6 +368,8 @@ class Players:
         else:
             return None
         answer = self._some((True, True, False, "signed"))
+        # Now and then with other arguments, also where that is refused.
+        edited = {"arguments": body_of('{"x":2}'), "arguments_digest": "2"} if self._chance(0.3) else {}
         return self._command(
             c.Respond,
             thread_id=thread_id,
@@ -375,6 +377,7 @@ class Players:
             request_id=self._request_id(),
             interaction_id=interaction_id,
             **_answer(answer),
+            **edited,
         )
 
     def _signal(self) -> Act | None:

@@ -104,6 +104,11 @@ class Respond(Request, frozen=True, tag="respond"):
     `is_bool` and `approved` say what the response is, so that the decision need not read a body.
     `content` is the public form of the answer, a JSON list of content blocks; `result` is the
     answer as a ToolResult, used when a manual tool asked.
+
+    Attributes:
+        arguments: with an approval: what the call gets in the place of the model's arguments, as
+            JSON text in a JSON string, like the model's; None approves them as they are.
+        arguments_digest: of that JSON object; "" without.
     """
 
     turn_id: str
@@ -114,6 +119,8 @@ class Respond(Request, frozen=True, tag="respond"):
     result: Body
     is_bool: bool
     approved: bool = False
+    arguments: Body | None = None
+    arguments_digest: str = ""
 
 
 class Signal(Request, frozen=True, tag="signal"):

@@ -133,7 +133,11 @@ class InteractionRequested(Payload, frozen=True):
 
 
 class InteractionResolved(Payload, frozen=True):
-    """`outcome`: `answered`, or `closed` with a reason."""
+    """`outcome`: `answered`, or `closed` with a reason.
+
+    Attributes:
+        edited_arguments: what the approved call gets in the place of the model's arguments; None if those stand.
+    """
 
     interaction_id: str
     call_id: str
@@ -141,6 +145,7 @@ class InteractionResolved(Payload, frozen=True):
     request_id: str | None = None
     response: Body | None = None
     reason: str | None = None
+    edited_arguments: Body | None = None
 
 
 class ToolChanged(Payload, frozen=True):
@@ -210,7 +215,7 @@ LEGACY_TYPES = frozenset({"message.delta", "tool.call.arguments"})
 BODY_FIELDS: dict[str, tuple[str, ...]] = {
     "message.completed": ("content", "structured"),
     "interaction.requested": ("arguments",),
-    "interaction.resolved": ("response",),
+    "interaction.resolved": ("response", "editedArguments"),
     "tool.requested": ("arguments", "result"),
     "tool.started": ("arguments", "result"),
     "tool.completed": ("arguments", "result"),

@@ -32,7 +32,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev1"
+STORAGE_REVISION = "8.dev2"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -346,7 +346,12 @@ class SignalRecord(_Record, frozen=True):
 
 
 class InteractionRecord(_Record, frozen=True):
-    """A question the agent waits for: an approval, or the result of a manual tool."""
+    """A question the agent waits for: an approval, or the result of a manual tool.
+
+    Attributes:
+        arguments: as the model gave them.
+        edited: arguments that the answer put in their place; None if it changed none.
+    """
 
     interaction_id: str
     call_id: str
@@ -359,6 +364,7 @@ class InteractionRecord(_Record, frozen=True):
     response: Body | None = None
     request_id: str = ""
     reason: str = ""
+    edited: Body | None = None
 
 
 class ExecutionRecord(_Record, frozen=True):
@@ -366,6 +372,8 @@ class ExecutionRecord(_Record, frozen=True):
 
     Attributes:
         route: executor route for EXTERNAL, "" otherwise.
+        arguments: of an EXTERNAL call, and of one that was approved with other arguments than the model's; else
+            they stand in the event `requested_seq` alone.
         rule: replay rule declared when the call was committed.
         origin: Run and Step that made the intent.
         owner: host that started it; "" before the start.

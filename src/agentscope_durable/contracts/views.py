@@ -258,6 +258,8 @@ class InteractionView(View, frozen=True):
         name: the tool that asks.
         arguments: the exact text the model gave; usually a JSON object.
         response: what was answered, None while pending.
+        edited_arguments: the text of the JSON object that the answer put in the place of `arguments`; None if it
+            changed nothing.
     """
 
     interaction_id: str
@@ -271,13 +273,14 @@ class InteractionView(View, frozen=True):
     response: Any = None
     request_id: str | None = None
     reason: str | None = None
+    edited_arguments: Any = None
 
 
 class ToolView(View, frozen=True):
     """A tool call, local or external, as one entry (PR-05, PR-07, PR-08).
 
     Attributes:
-        arguments: the exact text the model gave; usually a JSON object.
+        arguments: the exact text the model gave, or that of the approval that changed it; usually a JSON object.
         execution_id: only for an external execution.
         result: what the agent sees: `state`, and `value` or `content`; None before there is one.
         received_at_ms: when the result was stored; None before.

@@ -440,8 +440,12 @@ class EventProjection:
             response=data.get("response"),
             request_id=data.get("requestId"),
             reason=data.get("reason"),
+            edited_arguments=data.get("editedArguments"),
         )
         self._touch("interaction", interaction.interaction_id, event)
+        tool = tool_key(_given(event.thread_id), interaction.turn_id, interaction.call_id)
+        if "editedArguments" in data and tool in self._tools:
+            self._tools[tool] = replace(self._tools[tool], arguments=data["editedArguments"])
 
     # ---- tools ----
 

@@ -356,14 +356,29 @@ class DurableTurn(_Timeline):
             ListInteractions(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
         )
 
-    async def respond(self, request_id: str, interaction_id: str, response: JsonValue) -> CommandReceipt:
+    async def respond(
+        self,
+        request_id: str,
+        interaction_id: str,
+        response: JsonValue,
+        *,
+        arguments: Mapping[str, JsonValue] | None = None,
+    ) -> CommandReceipt:
         """Answer a question: True or False to an approval, any JSON as the result of a manual tool (IN-02).
+
+        Args:
+            arguments: with True: the call gets these in the place of the model's arguments, all of them. The agent's
+                own permission rules still see the changed call, and can deny it; they do not ask again (IN-11).
 
         Raises:
             AlreadyDecided: it has an answer, or was closed with its Turn.
+            InvalidRequest: not a boolean for an approval, or arguments with anything but an approval that is True.
         """
         value = durable_json.value(response)
         document = durable_json.value(msgspec.to_builtins(ToolResult(value=value)))
+        changed = None if arguments is None else _object("arguments", arguments)
+        # As a call has them: the text of a JSON object.
+        edited = None if changed is None else msgspec.json.encode(changed).decode()
         return await self._door.execute(
             Respond(
                 session=self._session,
@@ -373,10 +388,12 @@ class DurableTurn(_Timeline):
                 interaction_id=check_id("interaction_id", interaction_id),
                 response=await self._door.body(self._session, value),
                 digest=durable_json.digest(value),
-                content=await self._door.body(self._session, msgspec.to_builtins([Text(_spoken(value))])),
+                content=await self._door.body(self._session, msgspec.to_builtins([Text(_spoken(value, edited))])),
                 result=await self._door.body(self._session, document),
                 is_bool=isinstance(value, bool),
                 approved=value is True,
+                arguments=None if edited is None else await self._door.body(self._session, edited),
+                arguments_digest="" if changed is None else durable_json.digest(changed),
             )
         )
 
@@ -636,8 +653,16 @@ def _reasons(view: TurnView | None) -> str | None:
     )
 
 
-def _spoken(value: JsonValue) -> str:
+def _object(name: str, given: Mapping[str, JsonValue]) -> JsonValue:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{name} are a JSON object, not {type(given).__name__}", path=name)
+    return durable_json.value(dict(given))
+
+
+def _spoken(value: JsonValue, edited: str | None) -> str:
     """An answer as people read it in the history."""
     if isinstance(value, bool):
+        if edited is not None:
+            return f"approved with {edited}"
         return "approved" if value else "denied"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -218,11 +218,16 @@ def manual(name: str, **arguments: Any) -> Round:
 
 
 class _OpenCall(msgspec.Struct):
-    """A call of the present round, as the agent knows it: new, asked, running, sent or done."""
+    """A call of the present round, as the agent knows it: new, asked, running, sent or done.
+
+    Attributes:
+        edited: arguments it was approved with, if they are not the model's.
+    """
 
     id: str
     at: int
     state: str = "new"
+    edited: dict[str, Any] | None = None
 
 
 class _Program(msgspec.Struct):
@@ -865,6 +870,10 @@ class _Play:
                 if answer is None or answer.response is None:
                     continue
                 if await self._context.open_body(answer.response):
+                    if answer.edited is not None:
+                        # As text, like the model's own.
+                        call.edited = msgspec.json.decode(await self._context.open_body(answer.edited))
+                        wanted = replace(wanted, arguments=call.edited)
                     await self._run_local(call, wanted, (answer.interaction_id,))
                 else:
                     await self._deny(call, wanted, answer.interaction_id)

@@ -181,7 +181,8 @@ class Stage:
     Args:
         adapter: makes the adapter of each Run, as a new process would.
         results: what external and manual tools return, by tool name; a callable is called with the arguments' text.
-        approve: the answer to each approval.
+        approve: the answer to each approval, by tool name and call; arguments approve the call with these.
+        pick: which of the open questions is answered next.
         on_commit: see the top of this file.
     """
 
@@ -193,7 +194,8 @@ class Stage:
         session: SessionKey = SESSION,
         thread_id: str = MAIN,
         results: Mapping[str, Any] | None = None,
-        approve: Callable[[str, str], bool | None] = lambda _name, _call_id: True,
+        approve: Callable[[str, str], bool | dict[str, Any] | None] = lambda _name, _call_id: True,
+        pick: Callable[[list[Any]], Any] = lambda questions: questions[0],
         on_commit: OnCommit = lambda _number, _side, _step: None,
         caching: bool = False,
     ) -> None:
@@ -203,6 +205,7 @@ class Stage:
         self.thread_id = thread_id
         self.results = dict(results or {})
         self.approve = approve
+        self.pick = pick
         self.on_commit = on_commit
         self.caching = caching
         self.cache: tuple[int, Any] | None = None
@@ -374,8 +377,9 @@ class Stage:
         context.pending_inputs = view.pending_inputs
         context.tell()
 
-    async def answer(self, turn_id: str, interaction: Any, value: Any) -> None:
+    async def answer(self, turn_id: str, interaction: Any, value: Any, arguments: Any = None) -> None:
         body = await self.body(value)
+        edited = None if arguments is None else msgspec.json.encode(arguments).decode()
         await self.execute(
             c.Respond(
                 session=self.session,
@@ -389,6 +393,8 @@ class Stage:
                 result=await self.body(msgspec.to_builtins(ToolResult(value=value))),
                 is_bool=isinstance(value, bool),
                 approved=value is True,
+                arguments=None if edited is None else await self.body(edited),
+                arguments_digest=edited or "",
             )
         )
 
@@ -529,17 +535,19 @@ class Stage:
         for record in work.executions:
             if record.kind is ExecutionKind.EXTERNAL and not record.state.terminal and record.state != "UNKNOWN":
                 return await self.perform(turn_id, record.call_id)
-        for question in work.interactions:
-            if question.state != "PENDING":
-                continue
-            if question.kind is InteractionKind.APPROVAL:
-                answer = self.approve(question.name, question.call_id)
-                if answer is None:
-                    continue
-            else:
-                answer = self._result(question.name, "")
-            await self.answer(turn_id, question, answer)
-            return True
+        questions = [question for question in work.interactions if question.state == "PENDING"]
+        while questions:
+            question = self.pick(questions)
+            questions.remove(question)
+            answer: Any = None
+            if question.kind is not InteractionKind.APPROVAL:
+                await self.answer(turn_id, question, self._result(question.name, ""))
+                return True
+            answer = self.approve(question.name, question.call_id)
+            if answer is not None:
+                edited = answer if isinstance(answer, dict) else None
+                await self.answer(turn_id, question, edited is not None or answer, edited)
+                return True
         return False
 
     def _result(self, name: str, arguments: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("agentscope")
@@ -27,6 +28,12 @@ from tests.adapters.agentscope.stage import check_transcript, of_type
 from tests.adapters.agentscope.test_local_tools import kinds, outputs
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+def in_context(state: Any) -> dict[str, str]:
+    """What the model sees each call of the conversation to have been called with."""
+    blocks = [block for message in state.context for block in message.content if block.type == "tool_call"]
+    return {block.id: block.input for block in blocks}
 
 
 # ------------------------------------------------------------ bound tools
@@ -105,7 +112,7 @@ async def test_a_denied_approval_is_a_result_the_agent_goes_on_with(tmp_path: Pa
 @pytest.mark.case("C39")
 @pytest.mark.parametrize("seed", range(6))
 async def test_each_answer_reaches_its_own_call_in_any_order_and_over_crashes(tmp_path: Path, seed: int) -> None:
-    """Five gated calls of one answer, three of the same tool with equal arguments."""
+    """Five gated calls of one answer, three of the same tool with equal arguments; one is approved with others."""
 
     async def risky(x: int) -> str:
         agents.ledger.append("risky", x=x)
@@ -116,10 +123,12 @@ async def test_each_answer_reaches_its_own_call_in_any_order_and_over_crashes(tm
         return f"other {x}"
 
     chance = random.Random(seed)
-    answers = {f"c{n}": chance.random() < 0.6 for n in range(5)}
+    kinds_of_answer: list[Any] = [True, False, {"x": 7}, True, False]
+    chance.shuffle(kinds_of_answer)
+    answers = {f"c{n}": kinds_of_answer[n] for n in range(5)}
     asked: list[str] = []
 
-    def approve(_name: str, call_id: str) -> bool | None:
+    def approve(_name: str, call_id: str) -> Any:
         asked.append(call_id)
         return answers[call_id]
 
@@ -127,8 +136,8 @@ async def test_each_answer_reaches_its_own_call_in_any_order_and_over_crashes(tm
         if chance.random() < 0.15:
             raise Abandoned
 
-    calls = [Call("risky", {"x": 1}, id=f"c{n}") for n in range(3)]
-    calls += [Call("other", {"x": n}, id=f"c{n}") for n in (3, 4)]
+    given_by_model = {"c0": 1, "c1": 1, "c2": 1, "c3": 3, "c4": 4}
+    calls = [Call("risky" if n < 3 else "other", f'{{"x":{given_by_model[f"c{n}"]}}}', id=f"c{n}") for n in range(5)]
     chance.shuffle(calls)
     agents = Agents(
         tmp_path,
@@ -136,7 +145,7 @@ async def test_each_answer_reaches_its_own_call_in_any_order_and_over_crashes(tm
         tools=lambda: [tool(risky, ask=True, is_concurrency_safe=seed % 2 == 0), tool(other, ask=True)],
         adapter={"replay_rules": {"risky": "safe", "other": "safe"}},
     )
-    stage = await agents.stage(approve=approve, on_commit=on_commit)
+    stage = await agents.stage(approve=approve, on_commit=on_commit, pick=chance.choice)
     turn = await stage.submit("r1", "go")
     for _ in range(200):
         view = await stage.view(turn)
@@ -154,10 +163,128 @@ async def test_each_answer_reaches_its_own_call_in_any_order_and_over_crashes(tm
     questions = of_type(await stage.events(), "interaction.requested")
     assert len({e.data["interactionId"] for e in questions}) == len(questions) == 5
     given = outputs(await stage.state())
-    for call_id, yes in answers.items():
-        assert (shown[call_id].state == ExecutionState.DENIED) is not yes
-        assert ("denied by user" in given[call_id]) is not yes
+    for call_id, answer in answers.items():
+        denied = answer is False
+        assert (shown[call_id].state == ExecutionState.DENIED) is denied
+        assert ("denied by user" in given[call_id]) is denied
+        x = answer["x"] if isinstance(answer, dict) else given_by_model[call_id]
+        # The model is told of the call that ran, and so is everybody else.
+        assert shown[call_id].arguments == in_context(await stage.state())[call_id] == f'{{"x":{x}}}'
+        if not denied:
+            assert given[call_id] == (f"risked {x}" if call_id in ("c0", "c1", "c2") else f"other {x}")
     check_transcript(await stage.state())
+
+
+# ------------------------------------------------------------ an approval that changes the call
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["local", "external"])
+async def test_a_call_runs_with_the_arguments_it_was_approved_with(tmp_path: Path, bound: bool) -> None:
+    seen: list[str] = []
+
+    async def act(x: int) -> str:
+        seen.append(f"{x}")
+        return f"acted {x}"
+
+    def perform(arguments: str) -> str:
+        seen.append(str(msgspec.json.decode(arguments)["x"]))
+        return f"acted {seen[-1]}"
+
+    agents = Agents(
+        tmp_path,
+        [[Call("act", '{"x":1}', id="c1")], "done"],
+        tools=lambda: [tool(act, ask=True)],
+        bindings={"act": "hands"} if bound else (),
+    )
+    stage = await agents.stage(approve=lambda _name, _call: {"x": 2}, results={"act": perform})
+    turn = await stage.submit("r1", "go")
+
+    assert (await stage.play(turn)).status == "COMPLETED"
+    assert seen == ["2"] and outputs(await stage.state()) == {"c1": "acted 2"}
+    (shown,) = await stage.tools(turn)
+    assert shown.arguments == in_context(await stage.state())["c1"] == '{"x":2}'
+    (asked,) = of_type(await stage.events(), "interaction.requested")
+    (resolved,) = of_type(await stage.events(), "interaction.resolved")
+    assert (asked.data["arguments"], resolved.data["editedArguments"]) == ('{"x":1}', '{"x":2}')
+
+
+@pytest.mark.spec("IN-11")
+async def test_a_rule_that_denies_the_changed_call_denies_it(tmp_path: Path) -> None:
+    """A person said yes, and not to rules: what was never to run does not run because somebody typed it."""
+    from agentscope.tool import FunctionTool
+
+    class Careful(FunctionTool):
+        async def check_permissions(self, tool_input: Any, context: Any) -> PermissionDecision:
+            behavior = PermissionBehavior.DENY if tool_input["x"] > 9 else PermissionBehavior.ASK
+            return PermissionDecision(behavior=behavior, message="never more than nine")
+
+    async def act(x: int) -> str:
+        """Act."""
+        agents.ledger.append("act", x=x)
+        return f"acted {x}"
+
+    agents = Agents(
+        tmp_path,
+        [[Call("act", {"x": 1}, id="c1"), Call("act", {"x": 2}, id="c2")], "done"],
+        tools=lambda: [Careful(act, is_concurrency_safe=False)],
+    )
+    stage = await agents.stage(approve=lambda _name, call_id: {"x": 10 if call_id == "c1" else 9})
+    turn = await stage.submit("r1", "go")
+
+    assert (await stage.play(turn)).status == "COMPLETED"
+    shown = {view.call_id: view.state for view in await stage.tools(turn)}
+    assert shown == {"c1": ExecutionState.DENIED, "c2": ExecutionState.COMPLETED}
+    assert [line["x"] for line in agents.ledger.lines() if line["name"] == "act"] == [9]
+    assert len(of_type(await stage.events(), "interaction.requested")) == 2, "a changed call is not asked for again"
+
+
+async def test_changed_arguments_that_the_tool_does_not_take_are_an_error_result(tmp_path: Path) -> None:
+    async def act(x: int) -> str:
+        agents.ledger.append("act", x=x)
+        return f"acted {x}"
+
+    agents = Agents(tmp_path, [[Call("act", {"x": 1}, id="c1")], "done"], tools=lambda: [tool(act, ask=True)])
+    stage = await agents.stage(approve=lambda _name, _call: {"y": "what?"})
+    turn = await stage.submit("r1", "go")
+
+    assert (await stage.play(turn)).status == "COMPLETED" and agents.did("act") == 0
+    (shown,) = await stage.tools(turn)
+    assert shown.state == ExecutionState.FAILED
+    assert "validation failed" in outputs(await stage.state())["c1"]
+
+
+@pytest.mark.case("C41")
+@pytest.mark.parametrize("nth", range(1, 8))
+async def test_a_changed_call_stays_changed_over_a_crash_at_any_commit(tmp_path: Path, nth: int) -> None:
+    async def act(x: int) -> str:
+        agents.ledger.append("act", x=x)
+        return f"acted {x}"
+
+    left = [nth]
+
+    def on_commit(_number: int, side: str, _step: Any) -> None:
+        # The nth commit after the question is lost, or its answer is.
+        if agents.ledger.count("asked") and left[0]:
+            left[0] -= 1
+            if not left[0]:
+                raise Abandoned
+
+    def approve(_name: str, _call: str) -> dict[str, int]:
+        agents.ledger.append("asked")
+        return {"x": 2}
+
+    agents = Agents(
+        tmp_path,
+        [[Call("act", {"x": 1}, id="c1")], "done"],
+        tools=lambda: [tool(act, ask=True)],
+        adapter={"replay_rules": {"act": "safe"}},
+    )
+    stage = await agents.stage(approve=approve, on_commit=on_commit)
+    turn = await stage.submit("r1", "go")
+
+    assert (await stage.play(turn)).status == "COMPLETED" and not left[0]
+    assert {line["x"] for line in agents.ledger.lines() if line["name"] == "act"} == {2}
+    assert agents.did("asked") == 1 and outputs(await stage.state()) == {"c1": "acted 2"}
 
 
 @pytest.mark.case("C41")

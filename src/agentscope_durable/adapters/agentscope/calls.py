@@ -55,6 +55,7 @@ class KnownCall:
     Attributes:
         interaction_id: the question about it; "" if there was none.
         approved: the stored answer to that question; None while there is none, or when it is not about approval.
+        edited: arguments that this answer put in the place of the model's; None if those stand.
         answered: the answer is part of the stored state.
         result: its outcome, for a terminal state.
         applied: its result is part of the stored state.
@@ -65,6 +66,7 @@ class KnownCall:
     rule: ReplayRule = ReplayRule.NEVER
     interaction_id: str = ""
     approved: bool | None = None
+    edited: str | None = None
     answered: bool = False
     result: ToolResult | None = None
     applied: bool = False
@@ -124,26 +126,29 @@ class Calls:
                     _ = self.known.setdefault(block.id, KnownCall(ExecutionState.COMPLETED, applied=True))
 
     def learn(
-        self, executions: Iterable[tuple[ExecutionRecord, Any]], interactions: Iterable[tuple[InteractionRecord, Any]]
+        self,
+        executions: Iterable[tuple[ExecutionRecord, Any]],
+        interactions: Iterable[tuple[InteractionRecord, Any, str | None]],
     ) -> None:
         """Take in what the store says now.
 
         Args:
             executions: records not applied yet, each with the opened body of its result, or None.
-            interactions: questions pending or answered, each with the opened response, or None.
+            interactions: questions pending or answered, each with the opened response and the opened arguments that
+                it changed, or None.
         """
         for record, stored in executions:
             call = self.known.get(record.call_id) or self._know(record.call_id, KnownCall(record.state))
             call.state, call.kind, call.rule = record.state, record.kind, record.rule
             if record.state.terminal:
                 call.result = outcome_of(record, stored)
-        for question, response in interactions:
+        for question, response, edited in interactions:
             call = self.known.get(question.call_id) or self._know(
                 question.call_id, KnownCall(ExecutionState.AWAITING_APPROVAL)
             )
             call.interaction_id = question.interaction_id
             if question.state is InteractionState.RESOLVED and question.kind is InteractionKind.APPROVAL:
-                call.approved = response is True
+                call.approved, call.edited = response is True, edited
 
     def deliverable(self, awaiting: Iterable[Any]) -> tuple[dict[str, bool], dict[str, ToolResult]]:
         """Answers and results that the agent waits for and the store has, by call."""
@@ -169,6 +174,11 @@ class Calls:
         """A person said yes, whatever a host's middleware thinks of it now (C41)."""
         call = self.known.get(call_id)
         return call is not None and call.approved is True
+
+    def edited(self, call_id: str) -> str | None:
+        """Arguments that a person put in the place of the model's; None if those stand."""
+        call = self.known.get(call_id)
+        return None if call is None else call.edited
 
     # ---- into a commit ----
 

@@ -29,7 +29,7 @@ def outer_middleware(invocation: Invocation) -> Any:
 @cache
 def _outer_class() -> Any:
     from agentscope.event import ReplyEndEvent, RequireExternalExecutionEvent, RequireUserConfirmEvent
-    from agentscope.message import Msg
+    from agentscope.message import Msg, ToolCallState
     from agentscope.middleware import MiddlewareBase
     from agentscope.model import ChatResponse
     from agentscope.permission import PermissionBehavior, PermissionDecision
@@ -97,11 +97,14 @@ def _outer_class() -> Any:
         async def on_check_permission(
             self, agent: Any, input_kwargs: dict[str, Any], next_handler: Callable[..., Any]
         ) -> Any:
-            run = self._run
+            run, block = self._run, input_kwargs["tool_call"]
             run.check_tool()
+            if run.calls.edited(block.id) is not None:
+                # Nobody but the person who changed it has seen this call: the rules look at it as at a new one (IN-11).
+                input_kwargs = {**input_kwargs, "tool_call": block.model_copy(update={"state": ToolCallState.PENDING})}
             decision = await next_handler(**input_kwargs)
             asks = decision.behavior in (PermissionBehavior.ASK, PermissionBehavior.PASSTHROUGH)
-            if asks and run.calls.is_approved(input_kwargs["tool_call"].id):
+            if asks and run.calls.is_approved(block.id):
                 # A stored answer is not asked for again, whatever this host's middlewares think of it (C41).
                 return PermissionDecision(behavior=PermissionBehavior.ALLOW, message="Approved by a stored answer.")
             return decision

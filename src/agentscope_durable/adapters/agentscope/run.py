@@ -32,6 +32,7 @@ from agentscope_durable.adapters.agentscope.receipts import receipted_offloader
 from agentscope_durable.adapters.agentscope.settle import needs_pairing, pair_calls
 from agentscope_durable.adapters.agentscope.tools import ToolBinding, bind_toolkit
 from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind
 from agentscope_durable.contracts.errors import AgentFactoryError, Misuse, Unavailable
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID
@@ -267,13 +268,15 @@ class Run:
             executions.append(
                 (record, await self._context.open_body(record.result) if wanted and record.result else None)
             )
-        interactions: list[tuple[Any, Any]] = []
+        interactions: list[tuple[Any, Any, str | None]] = []
         for question in work.interactions:
-            answered = question.state is InteractionState.RESOLVED and question.response is not None
-            interactions.append(
-                (question, await self._context.open_body(question.response) if answered and question.response else None)
-            )
+            answered = question.state is InteractionState.RESOLVED
+            response = await self._opened(question.response) if answered else None
+            interactions.append((question, response, await self._opened(question.edited) if answered else None))
         self._run.calls.learn(executions, interactions)
+
+    async def _opened(self, body: Body | None) -> Any:
+        return None if body is None else await self._context.open_body(body)
 
     # ------------------------------------------------------------ what to drive next
 
@@ -319,13 +322,20 @@ class Run:
     def _answer(self, awaiting: Iterable[Any], answers: Mapping[str, bool]) -> _Drive:
         from agentscope.event import ConfirmResult, UserConfirmResultEvent
 
+        run = self._run
         self._count_round(closed={call_id for call_id, yes in answers.items() if not yes})
-        self._run.applying()
+        run.applying()
+
+        def answered(block: Any) -> Any:
+            # AgentScope takes name and input of the call from here.
+            edited = run.calls.edited(block.id)
+            return block if edited is None else block.model_copy(update={"input": edited})
+
         return _Drive(
             UserConfirmResultEvent(
-                reply_id=self._run.state.reply_id,
+                reply_id=run.state.reply_id,
                 confirm_results=[
-                    ConfirmResult(confirmed=answers[block.id], tool_call=block)
+                    ConfirmResult(confirmed=answers[block.id], tool_call=answered(block))
                     for block in awaiting
                     if block.id in answers
                 ],

@@ -50,6 +50,7 @@ async def _interaction_view(
     reader: Reader, session: SessionKey, turn_id: str, record: InteractionRecord
 ) -> InteractionView:
     response = None if record.response is None else await reader.bodies.open_value(session, record.response)
+    edited = None if record.edited is None else await reader.bodies.open_value(session, record.edited)
     return InteractionView(
         interaction_id=record.interaction_id,
         turn_id=turn_id,
@@ -62,6 +63,7 @@ async def _interaction_view(
         response=response,
         request_id=record.request_id or None,
         reason=record.reason or None,
+        edited_arguments=edited,
     )
 
 
