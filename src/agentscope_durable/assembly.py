@@ -9,13 +9,14 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
-from agentscope_durable.contracts.errors import InvalidRequest, StoreReadOnly
+from agentscope_durable.contracts.errors import InvalidRequest, NotFound, StoreReadOnly
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 
 __all__ = ["LocalBackend", "MemoryBackend"]
@@ -34,6 +35,8 @@ class LocalBackend(TransactionalSessionBackend):
     def open(
         directory: str | os.PathLike[str],
         *,
+        create: bool = True,
+        read_only: bool = False,
         wakeups: Wakeups | None = None,
         policy: CommitPolicy | None = None,
         environment: Environment = SYSTEM,
@@ -43,12 +46,21 @@ class LocalBackend(TransactionalSessionBackend):
 
         Args:
             directory: holds `durable.db`, `objects/` and `hosts/`.
+            create: make a store where there is none; False raises `NotFound` there.
+            read_only: nothing is created, written, migrated or locked, and what would write raises `StoreReadOnly`.
+                Works while hosts are running, after they were killed, and on a copy or a disk that cannot be written.
             wakeups: transport of change hints; by default within this process, other processes poll.
             policy: authorisation inside the transaction (BE-18).
             environment: time, chance and threads.
-            sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict.
+            sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict;
+                of a store that is only read: busy_timeout, allow_network_filesystem.
+
+        Raises:
+            NotFound: there is no store, and none is to be made.
+            NotADatabase, UnknownFormat: what is there is something else; it is left as it is.
         """
-        return _Opening(Path(directory), wakeups or LocalWakeups(), policy, environment, sqlite)
+        place = _Place(Path(directory), create=create and not read_only, read_only=read_only)
+        return _Opening(place, wakeups or LocalWakeups(), policy, environment, sqlite)
 
     async def __aenter__(self) -> LocalBackend:
         return self
@@ -64,13 +76,13 @@ class _Opening:
 
     def __init__(
         self,
-        directory: Path,
+        place: _Place,
         wakeups: Wakeups,
         policy: CommitPolicy | None,
         environment: Environment,
         sqlite: dict[str, Any],
     ) -> None:
-        self._directory = directory
+        self._place = place
         self._wakeups = wakeups
         self._policy = policy
         self._environment = environment
@@ -91,12 +103,19 @@ class _Opening:
             await self._backend.close()
 
     async def _open(self) -> LocalBackend:
+        place, directory = self._place, self._place.directory
+        await self._environment.call_in_thread(place.prepare)
         # SQLite is loaded when a store is opened, not when the name `LocalBackend` is (D29).
-        from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+        records: RecordStore
+        options: dict[str, Any] = {"environment": self._environment, **self._sqlite}
+        if place.read_only:
+            from agentscope_durable.stores.records.sqlite_read_only import SqliteReadOnlyStore
 
-        directory = self._directory
-        await self._environment.call_in_thread(lambda: _make_folder(directory))
-        records = await SqliteRecordStore.open(directory / DATABASE, environment=self._environment, **self._sqlite)
+            records = await SqliteReadOnlyStore.open(directory / DATABASE, **options)
+        else:
+            from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+
+            records = await SqliteRecordStore.open(directory / DATABASE, **options)
         return LocalBackend(
             records,
             FileObjectStore(directory / OBJECTS),
@@ -105,6 +124,27 @@ class _Opening:
             environment=self._environment,
             owns_store=True,
         )
+
+
+class _Place(NamedTuple):
+    """A folder, and what may be done to it."""
+
+    directory: Path
+    create: bool
+    read_only: bool
+
+    def prepare(self) -> None:
+        if self.create:
+            _make_folder(self.directory)
+            return
+        try:
+            there = (self.directory / DATABASE).exists()
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"the folder {str(self.directory)!r} cannot be read: {error}", path="directory"
+            ) from error
+        if not there:
+            raise NotFound("store", str(self.directory))
 
 
 def _make_folder(directory: Path) -> None:

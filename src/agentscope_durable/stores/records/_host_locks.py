@@ -120,7 +120,8 @@ def _obtain(path: Path) -> int | None:
     if fcntl is None:
         return None
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        # For reading: a shared lock needs no more, and the disk may be one that cannot be written.
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -139,7 +139,7 @@ class SqliteFile:
         """Create the file if there is none; refuse it if it is not a store of this format."""
         if not os.path.lexists(self.path):
             self._create(environment)
-        self._inspect()
+        self.inspect(lambda: self.look("?mode=ro"))
 
     def connect(self, *, readonly: bool = False, checkpoints: bool = False) -> apsw.Connection:
         """A connection with this store's settings.
@@ -150,7 +150,7 @@ class SqliteFile:
         """
         flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
         connection = apsw.Connection(self.location, flags=flags, statementcachesize=200)
-        connection.set_busy_handler(_patience(self.busy_timeout))
+        self.wait_for_locks(connection)
         if not readonly and connection.readonly("main"):
             connection.close()
             raise StoreReadOnly(self.location)
@@ -161,6 +161,9 @@ class SqliteFile:
         if not checkpoints:
             run("pragma wal_autocheckpoint=0").fetchall()
         return connection
+
+    def wait_for_locks(self, connection: apsw.Connection) -> None:
+        connection.set_busy_handler(_patience(self.busy_timeout))
 
     def translate(self, error: Exception) -> Exception:
         """SQLite's fault as an error of this library. Nothing was written when it is raised."""
@@ -208,11 +211,16 @@ class SqliteFile:
         finally:
             draft.unlink(missing_ok=True)
 
-    def _inspect(self) -> None:
+    def inspect(self, reread: Callable[[], apsw.Connection]) -> None:
+        """Refuse a file that is not a store of this format, and leave every byte of it as it is.
+
+        Args:
+            reread: a connection that reads consistently while hosts write.
+        """
         if self.path.is_dir():
             raise NotADatabase(self.location)
         try:
-            connection = self._look("?mode=ro&immutable=1")
+            connection = self.look("?mode=ro&immutable=1")
             try:
                 application_id = int(connection.pragma("application_id") or 0)
                 version = int(connection.pragma("user_version") or 0)
@@ -223,21 +231,21 @@ class SqliteFile:
             supported = f"{STORAGE_FORMAT} ({STORAGE_REVISION})"
             if version != STORAGE_FORMAT:
                 raise UnknownFormat(self.location, found=str(version or "missing"), supported=supported)
-            revision = self._revision()
+            revision = self._revision(reread)
         except apsw.Error as error:
             raise self.translate(error) from error
         if revision != STORAGE_REVISION:
             raise UnknownFormat(self.location, found=f"{version} ({revision})", supported=supported)
 
-    def _revision(self) -> str:
+    def _revision(self, reread: Callable[[], apsw.Connection]) -> str:
         # A checkpoint may be moving pages while an immutable connection looks: then look again, as a normal reader.
-        for options in ("?mode=ro&immutable=1", "?mode=ro"):
-            connection = self._look(options)
+        for connect, again in ((lambda: self.look("?mode=ro&immutable=1"), True), (reread, False)):
+            connection = connect()
             try:
                 rows = connection.execute("select value from meta where key='revision'").fetchall()
                 return str(rows[0][0]) if rows else "missing"
             except apsw.CorruptError:
-                if options == "?mode=ro":
+                if not again:
                     raise
             except apsw.SQLError:  # No such table.
                 return "missing"
@@ -245,7 +253,8 @@ class SqliteFile:
                 connection.close()
         raise AssertionError("unreachable")
 
-    def _look(self, options: str) -> apsw.Connection:
+    def look(self, options: str) -> apsw.Connection:
+        """A connection that only reads, by options of SQLite's URIs."""
         uri = self.path.absolute().as_uri() + options
         return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import apsw
 
@@ -45,6 +45,8 @@ from agentscope_durable.stores.records._sqlite_rows import (
     records_page,
 )
 
+T = TypeVar("T")
+
 HEADS_MAX = 1024
 """Decoded heads a reader keeps at most."""
 
@@ -59,7 +61,7 @@ class Reader:
         # Decoded heads, each with the bytes it was decoded from.
         self._heads: dict[str, tuple[bytes, SessionHead]] = {}
 
-    def answer(self, call: Callable[[Reader], object]) -> object:
+    def answer(self, call: Callable[[Reader], T]) -> T:
         self.run("begin")
         try:
             for (at_ms,) in self.run(LAST_MS).fetchall():
