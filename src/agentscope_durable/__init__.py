@@ -108,11 +108,14 @@ if TYPE_CHECKING:
         RecoveryPolicy,
         RunView,
         SessionView,
+        StallPage,
+        StallView,
         StepView,
         ThreadView,
         ToolView,
         TurnView,
         Waiting,
+        WatchView,
     )
     from agentscope_durable.domain.projection import EventProjection
     from agentscope_durable.executors.function import FunctionExecutor
@@ -205,6 +208,8 @@ __all__ = [
     "SessionStreamEvent",
     "SessionView",
     "SnapshotReset",
+    "StallPage",
+    "StallView",
     "StepPhase",
     "StepStatus",
     "StepView",
@@ -234,6 +239,7 @@ __all__ = [
     "WaitKind",
     "WaitTimeout",
     "Waiting",
+    "WatchView",
     "WrongLoop",
 ]
 
@@ -259,8 +265,8 @@ _HOMES = {
         " StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
-        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionView StepView ThreadView"
-        " ToolView TurnView Waiting"
+        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionView StallPage StallView"
+        " StepView ThreadView ToolView TurnView Waiting WatchView"
     ),
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",

@@ -333,7 +333,7 @@ async def test_an_unknown_session_is_not_found_by_any_question(question: Any) ->
 
 
 def test_every_question_there_is_can_be_asked() -> None:
-    asked = {type(question) for question in UNKNOWN} | {q.ListSessions}
+    asked = {type(question) for question in UNKNOWN} | {q.ListSessions, q.ListStalled}
     declared = {
         kind
         for kind in vars(q).values()

@@ -72,6 +72,7 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
     }  # fmt: skip
     assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy"}
     assert {kind.__name__ for kind, answer in ANSWERS.items() if answer.audience is not Audience.PUBLIC} == {
+        "ListStalled",
         "LoadThread",
         "OpenWork",
     }

@@ -115,6 +115,20 @@ class ListTools(Question, frozen=True, tag="list_tools"):
     turn_id: str
 
 
+# ---- what an operator watches ----
+
+
+class ListStalled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="list_stalled"):
+    """Threads of all Sessions whose Turn could go on and has not done so for `after_ms` (C18).
+
+    `limit` counts the Threads looked at, not those that are stalled, as in ListEvents.
+    """
+
+    after_ms: int
+    cursor: str | None = None
+    limit: int = 100
+
+
 # ---- what a host reads ----
 
 

@@ -306,6 +306,60 @@ class ToolView(View, frozen=True):
     child: str | None = None
 
 
+class StallView(View, frozen=True):
+    """*Query time.* A Thread whose Turn could go on and does not: nothing it waits for is outside (C18).
+
+    Attributes:
+        age_ms: since the last commit of its owner; if nobody owns it, since it could be taken.
+        owner: the host that owns it, None when nobody does.
+        fence: number under which the owner does.
+        alive: whether the owner's lease is still valid by the store's clock.
+        requesting: a request to a model is under way, which may take its time.
+    """
+
+    session: SessionKey
+    thread_id: str
+    turn_id: str
+    status: TurnStatus
+    age_ms: int
+    owner: str | None = None
+    fence: int = 0
+    alive: bool = False
+    requesting: bool = False
+
+
+class StallPage(msgspec.Struct, frozen=True, rename="camel"):
+    """A page of `ListStalled`.
+
+    Attributes:
+        items: those that are stalled, among the Threads this page has looked at.
+        cursor: pass it to go on; None when all were looked at.
+        looked: Threads this page has looked at.
+        age_max_ms: the longest age among those that could go on, stalled or not; 0 when there is none.
+    """
+
+    items: tuple[StallView, ...]
+    cursor: str | None
+    looked: int
+    age_max_ms: int
+
+
+class WatchView(View, frozen=True):
+    """*Query time.* The watchdog's figures, for an exporter of metrics.
+
+    Attributes:
+        owned: stalled Threads that a host owns.
+        unclaimed: stalled Threads that nobody owns, or only a host that is gone.
+        age_max_ms: the longest time for which a Turn that could go on has not; 0 when there is none.
+        complete: False if there were more Threads than are looked at; the figures are then of a part.
+    """
+
+    owned: int
+    unclaimed: int
+    age_max_ms: int
+    complete: bool
+
+
 class CommandReceipt(View, frozen=True):
     """A control was admitted. What it did is told by events and the Turn's status (AD-10).
 

@@ -93,6 +93,14 @@ def due_ms(state: TurnState) -> int | None:
     return min(deadlines) if deadlines else None
 
 
+def could_go_on(state: TurnState, now_ms: int, *, owned: bool) -> bool:
+    """Nothing outside holds the Turn: whoever owns it should be getting on, or somebody should take it (C18)."""
+    if owned:
+        return not state.status.terminal and not unsettled(state)
+    due = due_ms(state)
+    return due is not None and due <= now_ms
+
+
 def purpose(state: TurnState, now_ms: int) -> ClaimPurpose | None:
     """What a host that takes this unowned Turn now should do with it; None: nothing yet."""
     due = due_ms(state)

@@ -1,4 +1,5 @@
-"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn.
+"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn, and look
+at what does not get on, in all Sessions.
 
 Nothing here is reachable through a public transport, a model's tool or a handle (UN-08). Whoever
 calls it has looked at the outside world; the evidence reference says where that look is on record.
@@ -6,7 +7,9 @@ calls it has looked at the outside world; the evidence reference says where that
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from datetime import timedelta
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -16,10 +19,20 @@ from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, R
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_id
+from agentscope_durable.contracts.questions import ListStalled
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
+from agentscope_durable.contracts.views import StallPage, WatchView
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
+
+Timeout = float | timedelta
+
+STALL_AFTER: Final = 30.0
+"""Seconds without a commit that make a Turn which could go on a stalled one: a lease, unless the caller says else."""
+WATCHED_MAX: Final = 1000
+"""Threads one look of the watchdog looks at."""
+WATCH_PAGE: Final = 200
 
 
 class TurnIdentity(Protocol):
@@ -100,6 +113,38 @@ class HostOperations:
             audience=Audience.OPERATOR,
         )
 
+    async def stalled(self, after: Timeout = STALL_AFTER, *, cursor: str | None = None, limit: int = 100) -> StallPage:
+        """Threads of all Sessions whose Turn could go on and has not for this long (C18). Read-only.
+
+        A Turn that waits for something it can name (an answer, a tool that runs, a retry that is not due, a person) is
+        not among them: `status().waiting_on` says why. A host that is slow, stuck or gone is what remains.
+
+        Args:
+            after: seconds, or a timedelta.
+            limit: Threads looked at, 1 to 1000; the page may hold fewer and still have a cursor.
+        """
+        return await self._backend.query(
+            ListStalled(after_ms=_milliseconds(after), cursor=cursor, limit=limit), audience=Audience.OPERATOR
+        )
+
+    async def watchdog(self, after: Timeout = STALL_AFTER) -> WatchView:
+        """How many are stalled, and the longest age, as figures for an exporter of metrics (C18).
+
+        Looks at no more than WATCHED_MAX Threads, those first that a host owns.
+        """
+        owned = unclaimed = age_max_ms = looked = 0
+        cursor: str | None = None
+        while looked < WATCHED_MAX:
+            page = await self.stalled(after, cursor=cursor, limit=WATCH_PAGE)
+            alive = sum(view.alive for view in page.items)
+            owned, unclaimed = owned + alive, unclaimed + len(page.items) - alive
+            age_max_ms = max(age_max_ms, page.age_max_ms)
+            looked += page.looked
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return WatchView(owned=owned, unclaimed=unclaimed, age_max_ms=age_max_ms, complete=cursor is None)
+
     async def put_policy(self, session: SessionKey, key: str, value: Any) -> None:
         """Write one policy record that a `CommitPolicy` reads in its transactions; None removes it."""
         check_id("key", key)
@@ -107,6 +152,13 @@ class HostOperations:
         if value is not None:
             body = await self._backend.put_body(session, msgspec.json.encode(durable_json.value(value)))
         await self._backend.execute(PutPolicy(session=session, key=key, value=body), audience=Audience.OPERATOR)
+
+
+def _milliseconds(after: Timeout) -> int:
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise InvalidRequest("a time is a number of seconds from 0 on, or a timedelta", path="after")
+    return int(seconds * 1000)
 
 
 def _outcome(result: Succeeded | Failed | Cancelled) -> tuple[ExecutionState, ToolResult]:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from agentscope_durable.backend.bodies import Bodies
-from agentscope_durable.backend.queries import calls, events, messages, runs, sessions, snapshots, turns, work
+from agentscope_durable.backend.queries import calls, events, messages, runs, sessions, snapshots, turns, watch, work
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import InvalidRequest
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     find: Callable[[Reader, Any], Awaitable[Any]]
 
 
-PUBLIC, HOST = Audience.PUBLIC, Audience.HOST
+PUBLIC, HOST, OPERATOR = Audience.PUBLIC, Audience.HOST, Audience.OPERATOR
 
 ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListSessions: Answer(PUBLIC, sessions.list_sessions),
@@ -53,6 +53,8 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.GetRun: Answer(PUBLIC, runs.get_run),
     q.ListSteps: Answer(PUBLIC, runs.list_steps),
     q.ListModelCalls: Answer(PUBLIC, runs.list_model_calls),
+    # Across all Sessions, whoever's they are.
+    q.ListStalled: Answer(OPERATOR, watch.list_stalled),
     # Native state and what waits for it: for the host that runs the Thread alone (EV-22).
     q.LoadThread: Answer(HOST, work.load_thread),
     q.OpenWork: Answer(HOST, work.open_work),
