@@ -25,7 +25,7 @@ from agentscope_durable.contracts.errors import (
     StoreReadOnly,
     UnknownFormat,
 )
-from agentscope_durable.spi.record_store import PAGE_MAX, LogRange, Reads, SessionScan
+from agentscope_durable.spi.record_store import PAGE_MAX, LogRange, Reads, RecordStore, SessionScan
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.stores.records.sqlite_read_only import SqliteReadOnlyStore
 from agentscope_durable.testing.record_store import NOTHING, always, change, events
@@ -296,6 +296,13 @@ async def test_what_would_write_is_refused(tmp_path: Path) -> None:
         await store.read("s", NOTHING)
 
     assert traces(tmp_path) == before
+
+
+def test_it_has_every_method_of_a_record_store() -> None:
+    promised = {name for name in vars(RecordStore) if not name.startswith("_")}
+
+    assert "transact" in promised
+    assert promised <= set(dir(SqliteReadOnlyStore))
 
 
 # ------------------------------------------------------------ what cannot be opened

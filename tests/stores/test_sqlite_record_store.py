@@ -58,6 +58,7 @@ from agentscope_durable.spi.record_store import (
     View,
 )
 from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer
+from agentscope_durable.stores.records._sqlite_rows import HOLDERS, events_sum, rest_sum
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
@@ -1203,3 +1204,33 @@ async def test_a_killed_host_that_left_nothing_is_forgotten_with_its_lock_and_a_
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+# ------------------------------------------------------------ one id is enough, and each row has its sum
+
+
+async def test_a_turn_is_found_through_an_index(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        plan = await store._ask(lambda reader: list(reader.run(f"explain query plan {HOLDERS}", ("turn/t1", 2))))
+
+    steps = [str(step[-1]) for step in plan]
+    assert any("USING INDEX rec_found" in step for step in steps), steps
+    assert not any(step.startswith("SCAN") for step in steps), steps
+
+
+async def test_every_log_row_says_by_itself_whether_it_is_what_was_written(tmp_path: Path) -> None:
+    entries = [events("one", "two"), Entry(private=b"[1]", journal=b"native", stream="main", at=1), Entry()]
+    async with opened(tmp_path) as store:
+        for entry in entries:
+            await store.transact("s", NOTHING, always(change(entry=entry)))
+        rows = await store._ask(
+            lambda reader: list(
+                reader.run("select events, private, journal, events_sum, rest_sum from log order by id")
+            )
+        )
+
+    assert len(rows) == len(entries)
+    for found, private, journal, of_events, of_rest in rows:
+        assert of_events == (None if found is None else events_sum(found))
+        assert of_rest == rest_sum(private or b"", journal or b"")
+    assert len({row[-1] for row in rows}) == 2

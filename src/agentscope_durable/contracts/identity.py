@@ -1,4 +1,4 @@
-"""The two keys everything is addressed by.
+"""The keys everything is addressed by.
 
 They stand apart from `ids`, which re-exports them, because errors carry them and the rule for ids raises errors.
 """
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MAIN_THREAD_ID", "SessionKey", "ThreadKey"]
+__all__ = ["MAIN_THREAD_ID", "SessionKey", "ThreadKey", "TurnKey"]
 
 MAIN_THREAD_ID: Final = "main"
 """The Thread every Session is created with."""
@@ -30,3 +30,15 @@ class ThreadKey(msgspec.Struct, frozen=True, rename="camel", order=True):
 
     session: SessionKey
     thread_id: str = MAIN_THREAD_ID
+
+
+class TurnKey(msgspec.Struct, frozen=True, rename="camel", order=True):
+    """Where a Turn is."""
+
+    session: SessionKey
+    thread_id: str
+    turn_id: str
+
+    @property
+    def thread_key(self) -> ThreadKey:
+        return ThreadKey(self.session, self.thread_id)

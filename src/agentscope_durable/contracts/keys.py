@@ -64,8 +64,16 @@ def thread(thread_id: str) -> str:
 THREADS = "thread/"
 
 
+TURNS = "turn/"
+
+
 def turn(turn_id: str) -> str:
-    return f"turn/{turn_id}"
+    return f"{TURNS}{turn_id}"
+
+
+FOUND = TURNS
+"""Records with this prefix are found by their key alone, in whatever partition they are, so that an id is enough to
+ask about a Turn. Stores keep an index of them."""
 
 
 def order(thread_id: str, ordinal: int) -> str:

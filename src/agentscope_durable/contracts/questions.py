@@ -18,6 +18,19 @@ class ListSessions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", ta
     limit: int = 100
 
 
+class ListAllSessions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="list_all_sessions"):
+    """Sessions of every namespace."""
+
+    cursor: str | None = None
+    limit: int = 100
+
+
+class FindTurn(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="find_turn"):
+    """In which Session and Thread a Turn is, by its id alone."""
+
+    turn_id: str
+
+
 class GetSession(Question, frozen=True, tag="get_session"):
     pass
 

@@ -17,12 +17,13 @@ from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, ReconcileTool, ReleaseTurn
 from agentscope_durable.contracts.errors import InvalidRequest
-from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id
-from agentscope_durable.contracts.questions import ListStalled
+from agentscope_durable.contracts.questions import FindTurn, ListAllSessions, ListStalled
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
-from agentscope_durable.contracts.views import StallPage, WatchView
+from agentscope_durable.contracts.views import Page, StallPage, WatchView
+from agentscope_durable.runtime.handles import PAGE_LIMIT
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
 
@@ -50,6 +51,18 @@ class HostOperations:
 
     def __init__(self, backend: SessionBackend) -> None:
         self._backend = backend
+
+    async def list_sessions(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Sessions of every namespace, in the order of their keys."""
+        return await self._backend.query(ListAllSessions(cursor=cursor, limit=limit), audience=Audience.OPERATOR)
+
+    async def find_turn(self, turn_id: str) -> TurnKey:
+        """Where a Turn is, from its id alone; the cost does not grow with what is stored.
+
+        Raises:
+            NotFound: no Session has it.
+        """
+        return await self._backend.query(FindTurn(turn_id=check_id("turn_id", turn_id)), audience=Audience.OPERATOR)
 
     async def reconcile_tool(
         self,

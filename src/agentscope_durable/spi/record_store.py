@@ -104,6 +104,13 @@ class RecordStore(Protocol):
 
     async def sessions(self, scan: SessionScan) -> list[str]: ...
 
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        """Names of partitions that hold a record under this key, at most `limit` of them, in order.
+
+        The key begins with `keys.FOUND`. The cost does not grow with the number of partitions or records.
+        """
+        ...
+
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]: ...
 
     def renew(self, owner: str, lease_ms: int, value: bytes) -> None:

@@ -124,6 +124,13 @@ class FaultyRecordStore:
             raise plan.error()
         return answer
 
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        plan = self._before("holders")
+        answer = await self.inner.holders(key, limit)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
         plan = self._before("owners")
         answer = await self.inner.owners(after, limit)

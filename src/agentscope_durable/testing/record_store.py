@@ -779,6 +779,21 @@ class RecordStoreContract:
                 found += page
             assert found == ours
 
+    async def test_bounded_a_turn_is_found_in_whatever_partition_it_is(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            for number in range(5):
+                one = change(puts=((f"turn/t{number}", b"{}"), ("thread/main", b"{}"), ("turn/twin", b"{}")))
+                await store.transact(f"s{number}", NOTHING, always(one))
+            await store.transact("s1", NOTHING, always(change(puts=(("turn/t2", b"{}"), ("turn/t4", None)))))
+
+            assert await store.holders("turn/t3") == ["s3"]
+            assert await store.holders("turn/t2") == ["s1", "s2"]
+            assert await store.holders("turn/twin", limit=3) == ["s0", "s1", "s2"]
+            assert await store.holders("turn/t") == []
+            for key in ("thread/main", "turn", ""):
+                with pytest.raises(DurableError):
+                    await store.holders(key)
+
     async def test_bounded_owners_are_paged_by_name(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
             for n in range(5):

@@ -58,6 +58,9 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     # Native state and what waits for it: for the host that runs the Thread alone (EV-22).
     q.LoadThread: Answer(HOST, work.load_thread),
     q.OpenWork: Answer(HOST, work.open_work),
+    # What looks over the fence between namespaces.
+    q.ListAllSessions: Answer(OPERATOR, sessions.list_all_sessions),
+    q.FindTurn: Answer(OPERATOR, turns.find_turn),
 }
 """Every question there is."""
 

@@ -12,13 +12,28 @@ from agentscope_durable.contracts.records import SessionHead, ThreadRecord, deco
 from agentscope_durable.contracts.views import BindingView, Page, SessionView, ThreadView
 from agentscope_durable.spi.record_store import Range, Reads, SessionScan
 
-__all__ = ["get_session", "get_thread", "list_sessions", "list_threads", "session_view", "thread_view"]
+__all__ = [
+    "get_session",
+    "get_thread",
+    "list_all_sessions",
+    "list_sessions",
+    "list_threads",
+    "session_view",
+    "thread_view",
+]
 
 
 async def list_sessions(reader: Reader, question: q.ListSessions) -> Page:
-    limit = page_limit(question.limit)
-    prefix = keys.namespace_prefix(question.namespace)
-    after = position_of("sessions", question.cursor, prefix)
+    return await _sessions(reader, keys.namespace_prefix(question.namespace), question.cursor, question.limit)
+
+
+async def list_all_sessions(reader: Reader, question: q.ListAllSessions) -> Page:
+    return await _sessions(reader, "", question.cursor, question.limit)
+
+
+async def _sessions(reader: Reader, prefix: str, cursor_before: str | None, limit: int) -> Page:
+    limit = page_limit(limit)
+    after = position_of("sessions", cursor_before, prefix)
     scan = SessionScan(prefix=prefix, after=after, limit=one_more(limit))
     names, cursor = cut("sessions", await reader.records.sessions(scan), limit)
     items: list[SessionView] = []

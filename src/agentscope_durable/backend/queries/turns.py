@@ -7,10 +7,11 @@ from msgspec.structs import replace
 
 from agentscope_durable.backend.queries.pages import cut_rows, one_more, page_limit, position_of
 from agentscope_durable.backend.queries.reading import Reader
-from agentscope_durable.backend.queries.records import active_of, thread_of, turn_of
+from agentscope_durable.backend.queries.records import active_of, get, thread_of, turn_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
-from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.errors import InvalidRequest, NotFound
+from agentscope_durable.contracts.identity import SessionKey, TurnKey
 from agentscope_durable.contracts.records import Binding, ThreadRecord, TurnRecord, TurnRef, decode
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import WaitKind
@@ -19,7 +20,7 @@ from agentscope_durable.domain.turn import due_ms
 from agentscope_durable.domain.turn_view import NEXT_ACTION, turn_view
 from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, Records
 
-__all__ = ["get_turn", "list_turns"]
+__all__ = ["find_turn", "get_turn", "list_turns"]
 
 _notice = msgspec.json.Decoder(HostNotice)
 
@@ -30,6 +31,20 @@ async def get_turn(reader: Reader, question: q.GetTurn) -> TurnView:
     thread = thread_of(records, question.thread_id)
     turn = turn_of(records, question.thread_id, question.turn_id)
     return await _turn_view(reader, question.session, records, thread, turn, lease)
+
+
+async def find_turn(reader: Reader, question: q.FindTurn) -> TurnKey:
+    key = keys.turn(question.turn_id)
+    names = await reader.records.holders(key)
+    if not names:
+        raise NotFound("turn", question.turn_id)
+    if len(names) > 1:
+        raise InvalidRequest(f"turn {question.turn_id!r} is in more than one Session", path="turn_id")
+    session = keys.session_of(names[0])
+    record = get(await reader.read(session, Reads(keys=(key,))), key, TurnRecord)
+    if record is None:
+        raise NotFound("turn", question.turn_id)
+    return TurnKey(session, record.thread_id, record.turn_id)
 
 
 async def list_turns(reader: Reader, question: q.ListTurns) -> Page:

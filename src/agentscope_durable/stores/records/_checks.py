@@ -7,6 +7,7 @@ sentence of SQL.
 from __future__ import annotations
 
 from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
+from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.contracts.records import SessionHead, encode
 from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Reads
 
@@ -18,6 +19,11 @@ def check_limit(limit: int) -> None:
     """A page is bounded, and a page that came back short is the last one: so a limit is never cut silently."""
     if not 1 <= limit <= PAGE_MAX:
         raise InvalidRequest(f"a page has a limit of 1 to {PAGE_MAX}, not {limit}", path="limit")
+
+
+def check_found(key: str) -> None:
+    if not key.startswith(FOUND):
+        raise InvalidRequest(f"no index finds records like {key[:64]!r} in every partition", path="key")
 
 
 def check_reads(reads: Reads) -> None:

@@ -35,6 +35,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
 from agentscope_durable.spi.environment import Environment
+from agentscope_durable.stores.records._sqlite_rows import FOUND_BY_KEY
 
 Synchronous = Literal["NORMAL", "FULL", "EXTRA"]
 
@@ -43,7 +44,7 @@ APPLICATION_ID = 0x41674475
 PAGE_BYTES = 8192
 CACHE_KIB = 64_000
 
-SCHEMA = """
+SCHEMA = f"""
 create table meta(key text primary key, value text not null) strict, without rowid;
 
 -- One hot row per Session. `p` stands for its name in the other tables; 0 is the partition of no Session.
@@ -52,14 +53,16 @@ create table head(
     pruned integer not null, value blob not null) strict;
 
 -- One row per commit, appended. `first` of a row without events is the number the next event will get.
+-- The sums tell of each row whether it is what was written; a digest over many rows cannot tell which one is not.
 create table log(
     id integer primary key, p integer not null, first integer not null, rev integer not null, count integer not null,
     at_ms integer not null, commit_id blob not null, stream text, at integer not null,
-    events blob, private blob, journal blob) strict;
+    events blob, private blob, journal blob, events_sum integer, rest_sum integer not null) strict;
 create unique index log_first on log(p, first, rev);
 create index log_stream on log(p, stream, at) where stream is not null;
 
 create table rec(p integer not null, key text not null, value blob not null, primary key(p, key)) strict;
+create index rec_found on rec(key) where {FOUND_BY_KEY};
 
 create table ready(
     kind text not null, p integer not null, item text not null, klass text not null, due_ms integer not null,

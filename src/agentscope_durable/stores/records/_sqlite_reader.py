@@ -24,6 +24,7 @@ from agentscope_durable.spi.record_store import (
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
 from agentscope_durable.stores.records._sqlite_rows import (
     HEAD,
+    HOLDERS,
     HOST_P,
     LAST_MS,
     LOG,
@@ -138,6 +139,10 @@ class Reader:
         statement = NAMES_AFTER if after else NAMES_FROM
         bounds = (scan.after if after else scan.prefix, prefix_end(scan.prefix), scan.limit)
         return [name for (name,) in self.run(statement, bounds)]
+
+    def holders(self, key: str, limit: int) -> list[str]:
+        # The bounds say nothing new about the key; they let SQLite see that the index applies.
+        return [name for (name,) in self.run(HOLDERS, (key, limit))]
 
     def owners(self, after: str, limit: int) -> list[OwnerLease]:
         rows = self.run(OWNERS, (OWNER + after, limit)).fetchall()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
+from zlib import crc32
 
+from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.spi.record_store import LogRow, OwnerLease, Range
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
 
@@ -27,6 +29,8 @@ HOST_P = 0
 OWNER = "owner/"
 """Leases stand in that partition under this prefix."""
 NO_BOUND = 2**62
+FOUND_BY_KEY = f"key>='{FOUND}' and key<'{FOUND[:-1]}0'"
+"""Which records an index finds in every partition; "0" follows the "/" that ends their prefix."""
 CHUNKS = (32, 8, 1)
 """Rows per statement: many rows in one statement cost the interpreter lock once."""
 
@@ -37,7 +41,9 @@ def _many(insert: str, width: int, upsert: str = "") -> dict[int, str]:
     return {size: f"insert into {insert} values {','.join([row] * size)} {upsert}" for size in CHUNKS}  # noqa: S608
 
 
-LOG_INSERT = _many("log(p, first, rev, count, at_ms, commit_id, stream, at, events, private, journal)", 11)
+LOG_INSERT = _many(
+    "log(p, first, rev, count, at_ms, commit_id, stream, at, events, private, journal, events_sum, rest_sum)", 13
+)
 HEAD_UPSERT = _many(
     "head(p, name, rev, next_seq, pruned, value)",
     6,
@@ -57,6 +63,8 @@ PRUNED = "select first + count - 1 from log where p=? and first<=? and count>0 o
 
 HEAD = "select p, rev, next_seq, pruned, value from head where name=?"
 REC = "select value from rec where p=? and key=?"
+HOLDERS = f"""select head.name from rec join head on head.p=rec.p
+    where key=? and {FOUND_BY_KEY} order by head.name limit ?"""  # noqa: S608 - constants only
 LAST_P = "select coalesce(max(p), 0) from head"
 LAST_MS = "select at_ms from log order by id desc limit 1"
 COMMITTED = "select 1 from log where p=? and first=? and rev=? and commit_id=?"
@@ -80,6 +88,16 @@ NEXT_CLASS_FROM = "select klass from ready where kind=? and klass>=? and klass<?
 READY_ANY = "select 1 from ready where kind=? and klass=? limit 1"
 NEXT_DUE = "select due_ms from ready where kind=? and klass=? and due_ms>? order by due_ms limit 1"
 OWNERS = "select key, value from rec where p=0 and key>? and key<'owner0' order by key limit ?"
+
+
+def events_sum(events: bytes) -> int:
+    """What a log row says about its events: another sum, and they are not what was written."""
+    return crc32(events)
+
+
+def rest_sum(private: bytes, journal: bytes) -> int:
+    """The same of what pruning leaves."""
+    return crc32(journal, crc32(private))
 
 
 def records_page(run: Execute, p: int, r: Range) -> list[tuple[str, bytes]]:

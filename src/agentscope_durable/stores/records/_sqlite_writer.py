@@ -60,8 +60,10 @@ from agentscope_durable.stores.records._sqlite_rows import (
     REC_DELETE,
     REC_UPSERT,
     Execute,
+    events_sum,
     owner_lease,
     records_page,
+    rest_sum,
 )
 from agentscope_durable.stores.records._waiters import Waiter
 
@@ -281,6 +283,7 @@ class Writer:
             (
                 *(p, first, rev, entry.count, now_ms, commit_id, stream, at),
                 *(entry.events or None, entry.private or None, entry.journal or None),
+                *(events_sum(entry.events) if entry.events else None, rest_sum(entry.private, entry.journal)),
             )
         )
         if change.puts:

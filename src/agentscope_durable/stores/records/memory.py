@@ -43,6 +43,7 @@ from agentscope_durable.stores.records._checks import (
     NO_ENTRY,
     check_commit_id,
     check_entry,
+    check_found,
     check_limit,
     check_reads,
     encode_head,
@@ -229,6 +230,12 @@ class MemoryRecordStore:
         with self._open():
             found = sorted(name for name in self._sessions if name.startswith(scan.prefix) and name > scan.after)
             return found[: scan.limit]
+
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        check_found(key)
+        check_limit(limit)
+        with self._open():
+            return sorted(name for name, session in self._sessions.items() if key in session.records)[:limit]
 
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
         check_limit(limit)

@@ -35,7 +35,7 @@ from agentscope_durable.spi.record_store import (
     Records,
     SessionScan,
 )
-from agentscope_durable.stores.records._checks import check_limit, check_reads
+from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._clock import RisingClock, StoreClock, SystemClock
 from agentscope_durable.stores.records._host_locks import HostLocks
 from agentscope_durable.stores.records._sqlite_file import SqliteFile, check_filesystem, read_mounts
@@ -133,9 +133,18 @@ class SqliteReadOnlyStore:
         check_limit(scan.limit)
         return await self._ask(lambda reader: reader.ready(scan))
 
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
+
     async def sessions(self, scan: SessionScan) -> list[str]:
         check_limit(scan.limit)
         return await self._ask(lambda reader: reader.sessions(scan))
+
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        check_found(key)
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.holders(key, limit))
 
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
         check_limit(limit)
