@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentscope_durable import SessionKey
+from agentscope_durable.testing.endpoint import endpoint_model
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     MODEL_REQUEST,
@@ -116,22 +117,17 @@ def _text_of(message: Any) -> str:
 
 def make_model(ledger: EffectLedger, *, delay: float) -> Any:
     """The endpoint that the environment names, else a model that plays its part in the script."""
-    base_url = os.environ.get("DURABLE_MODEL_BASE_URL")
-    if not base_url:
-        return scripted_model(script, ledger=ledger, delay=delay, model="scripted")
     import httpx
-    from agentscope.credential import OpenAICredential
-    from agentscope.model import OpenAIChatModel
 
     async def count(request: httpx.Request) -> None:
         if request.method == "POST":
             ledger.append(MODEL_REQUEST, model=os.environ["DURABLE_MODEL"])
 
-    return OpenAIChatModel(
-        OpenAICredential(api_key=os.environ.get("DURABLE_MODEL_API_KEY", "none"), base_url=base_url),
-        os.environ["DURABLE_MODEL"],
-        client_kwargs={"http_client": httpx.AsyncClient(event_hooks={"request": [count]}, timeout=120)},
-    )
+    def client() -> httpx.AsyncClient:
+        return httpx.AsyncClient(event_hooks={"request": [count]}, timeout=120)
+
+    model = endpoint_model(http_client=client)
+    return model or scripted_model(script, ledger=ledger, delay=delay, model="scripted")
 
 
 def make_agent(ledger: EffectLedger, *, delay: float) -> Callable[[Any], Any]:

@@ -61,6 +61,20 @@ async def test_an_answer_is_streamed_in_chunks_and_then_given_whole() -> None:
     assert (last.usage.input_tokens, last.usage.output_tokens) == (10, 5)
 
 
+async def test_what_is_awaited_before_a_word_holds_it_back() -> None:
+    seen: list[str] = []
+
+    async def pace(word: str) -> None:
+        seen.append(word)
+
+    stream = await scripted_model(["One word, then another"], chunk_chars=None, delay=pace)(HI)
+    async for part in stream:
+        if not part.is_last:
+            assert part.content[0].text == seen[-1]
+
+    assert seen == ["One", " word,", " then", " another"]
+
+
 async def test_thoughts_and_calls_are_streamed_as_providers_do() -> None:
     model = scripted_model([[Thinking("first this", signature="sig"), Text("So:"), Call("look", {"x": 1}), Call("go")]])
 
@@ -357,6 +371,8 @@ def test_importing_the_scripts_does_not_import_agentscope() -> None:
 def test_a_text_is_cut_without_losing_anything() -> None:
     assert list(chunks("abcde", 2)) == ["ab", "cd", "e"]
     assert list(chunks("", 2)) == [""]
+    assert list(chunks("Word by  word. ", None)) == ["Word", " by", "  word. "]
+    assert list(chunks(" ", None)) == [" "]
 
 
 def test_by_request_and_by_round_differ_in_what_a_repetition_gets() -> None:

@@ -22,7 +22,8 @@ import asyncio
 import inspect
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -39,6 +40,7 @@ __all__ = [
     "Do",
     "Fail",
     "Item",
+    "Pace",
     "Part",
     "Script",
     "ScriptEnded",
@@ -166,6 +168,10 @@ Script: TypeAlias = Callable[[list[Any], list[dict[str, Any]] | None, Any, int],
 """
 
 
+Pace: TypeAlias = Callable[[str], Awaitable[object]]
+"""Awaited with each piece of an answer, before it comes."""
+
+
 def parts_of(answer: Answer) -> list[Part]:
     """An answer as its parts, with plain strings as `Text`."""
     items = [answer] if isinstance(answer, str) or not isinstance(answer, Sequence) else answer
@@ -216,8 +222,11 @@ def rounds_so_far(messages: Sequence[Any]) -> int:
     return rounds
 
 
-def chunks(text: str, size: int) -> Iterator[str]:
-    """The text in pieces of at most `size` characters; an empty text is one empty piece."""
+def chunks(text: str, size: int | None) -> Iterator[str]:
+    """The text in pieces of at most `size` characters, None: word by word; an empty text is one empty piece."""
+    if size is None:
+        yield from re.findall(r"\s*\S+(?:\s+$)?", text) or [text]
+        return
     for start in range(0, max(len(text), 1), size):
         yield text[start : start + size]
 
@@ -233,8 +242,8 @@ def scripted_model(
     stream: bool = True,
     context_size: int = 100_000,
     max_retries: int = 0,
-    chunk_chars: int = 8,
-    delay: float = 0.0,
+    chunk_chars: int | None = 8,
+    delay: float | Pace = 0.0,
     usage: Usage | None = DEFAULT_USAGE,
     environment: Environment = SYSTEM,
 ) -> Any:
@@ -247,8 +256,8 @@ def scripted_model(
         stream: whether answers come in chunks; otherwise each comes whole, after its stalls.
         context_size: tokens it claims to hold; small makes the agent compress.
         max_retries: how often it asks again by itself after a `TransientModelError`.
-        chunk_chars: characters of a chunk.
-        delay: seconds before each chunk.
+        chunk_chars: characters of a chunk; None: a chunk is a word.
+        delay: seconds before each chunk, or what is awaited with each chunk before it comes.
         usage: reported at the end of an answer that has no `Usage` item; None: not at all.
         environment: where the delay comes from.
 
@@ -268,8 +277,8 @@ class _Telling:
 
     script: Script
     ledger: EffectLedger | None
-    chunk_chars: int
-    delay: float
+    chunk_chars: int | None
+    delay: float | Pace
     usage: Usage | None
     environment: Environment
     requests: int = 0
@@ -288,6 +297,13 @@ class _Telling:
         if self.usage is not None and not any(isinstance(part, Usage) for part in parts):
             parts.append(self.usage)
         return n, parts
+
+    async def pace(self, piece: str) -> None:
+        """The time a piece of an answer takes to come."""
+        if callable(self.delay):
+            _ = await self.delay(piece)
+        else:
+            await self.environment.sleep(self.delay)
 
     def completed(self, n: int) -> None:
         if self.ledger is not None:
@@ -393,7 +409,7 @@ def _model_class() -> Any:
                     reported = part
                     continue
                 for number, piece in enumerate(chunks(_written(part), telling.chunk_chars)):
-                    await telling.environment.sleep(telling.delay)
+                    await telling.pace(piece)
                     yield ChatResponse(
                         content=[block(part, piece, _block_id(part, n, k), first=number == 0)],
                         is_last=False,
