@@ -530,3 +530,31 @@ async def test_tools_of_an_mcp_server_are_local_tools_too(tmp_path: Path) -> Non
     await stage.reconcile(turn, "c2", ToolResult(value="it had worked"))
     assert (await stage.play(turn)).status == "COMPLETED" and agents.did("bad") == 1
     assert outputs(await stage.state()) == {"c1": "sent", "c2": "it had worked"}
+
+
+# ------------------------------------------------------------ the next Turn
+
+
+@pytest.mark.spec("AS-16", "PR-05")
+@pytest.mark.parametrize("again", [True, False], ids=["with a call of the same id", "without a call"])
+async def test_the_calls_of_a_turn_are_not_told_again_by_the_next_one(tmp_path: Path, again: bool) -> None:
+    async def act() -> str:
+        agents.ledger.append("act")
+        return "done"
+
+    second = [[Call("act", id="c1")], "and again"] if again else ["nothing to do"]
+    agents = Agents(tmp_path, [[Call("act", id="c1")], "done", *second], tools=lambda: [tool(act)])
+    stage = await agents.stage()
+    first = await stage.submit("r1", "go")
+    await stage.play(first)
+    before = await stage.tools(first)
+
+    view = await stage.play(following := await stage.submit("r2", "and now?"))
+
+    assert view.status == "COMPLETED" and stage.errors == []
+    told = [(one.call_id, one.state) for one in await stage.tools(following)]
+    assert told == ([("c1", ExecutionState.COMPLETED)] if again else [])
+    assert agents.did("act") == 1 + again
+    assert await stage.tools(first) == before
+    requested = [event for event in await stage.events() if event.type == "tool.requested"]
+    assert [event.turn_id for event in requested] == [first, *([following] if again else [])]

@@ -101,6 +101,8 @@ class Calls:
         self.known: dict[str, KnownCall] = {}
         # Those whose result is not part of the stored state; the others are remembered, and not looked at.
         self._open: dict[str, KnownCall] = {}
+        # The last reply of the Turn before, until this one has its own.
+        self._former = ""
         # Blocks of the tail message up to here need no second look.
         self._message: Any = None
         self._looked = 0
@@ -116,6 +118,11 @@ class Calls:
         _ = self._open.pop(call_id, None)
 
     # ---- from the store ----
+
+    def begin(self, state: Any) -> None:
+        """A Turn of which nothing is stored: every call of this state is of a Turn before, which has told of it."""
+        tail = tail_of(state, self._name)
+        self._former = "" if tail is None else tail.id
 
     def adopt(self, state: Any) -> None:
         """A state that was loaded: results that it contains were applied in the commit that stored it."""
@@ -207,7 +214,7 @@ class Calls:
         """What the commit of this state must say about calls beyond what is known (Rule 1)."""
         told = Increment()
         tail = tail_of(state, self._name)
-        if tail is not None:
+        if tail is not None and tail.id != self._former:
             self._new_in(tail, told)
         open_ids = {block.id for block in unfinished_calls(state, self._name)}
         for call_id, call in list(self._open.items()):

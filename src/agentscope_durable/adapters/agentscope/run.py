@@ -240,6 +240,7 @@ class Run:
             run.begin_turn()
             if needs_pairing(run.state, run.name):
                 _ = pair_calls(run.state, {})
+            run.calls.begin(run.state)
             await self._mirror()
             return
         if native.position.phase in (ExecutionPhase.REASONING, ExecutionPhase.ANSWERED):
