@@ -107,10 +107,12 @@ if TYPE_CHECKING:
         Page,
         RecoveryPolicy,
         RunView,
+        SessionSizeView,
         SessionView,
         StallPage,
         StallView,
         StepView,
+        StoreView,
         ThreadView,
         ToolView,
         TurnView,
@@ -206,6 +208,7 @@ __all__ = [
     "SessionEventStream",
     "SessionKey",
     "SessionStreamEvent",
+    "SessionSizeView",
     "SessionView",
     "SnapshotReset",
     "StallPage",
@@ -216,6 +219,7 @@ __all__ = [
     "StoreBusy",
     "StoreFull",
     "StoreReadOnly",
+    "StoreView",
     "Succeeded",
     "Terminal",
     "Text",
@@ -265,8 +269,8 @@ _HOMES = {
         " StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
-        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionView StallPage StallView"
-        " StepView ThreadView ToolView TurnView Waiting WatchView"
+        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionSizeView SessionView StallPage"
+        " StallView StepView StoreView ThreadView ToolView TurnView Waiting WatchView"
     ),
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",

@@ -163,7 +163,7 @@ class World:
         return await self.backend.execute(command, audience=Audience.OPERATOR)
 
     async def ask(self, question: Any) -> Any:
-        return await self.backend.query(question, audience=Audience.HOST)
+        return await self.backend.query(question, audience=Audience.OPERATOR)
 
     async def body(self, value: object) -> Body:
         return await self.backend.put_body(self.session, msgspec.json.encode(value))
@@ -320,6 +320,7 @@ UNKNOWN: list[Any] = [
     q.ListSteps(session=SESSION, thread_id="main", turn_id="t", run_id="t.1"),
     q.ListModelCalls(session=SESSION, thread_id="main", turn_id="t", run_id="t.1"),
     q.ListTools(session=SESSION, thread_id="main", turn_id="t"),
+    q.MeasureSession(session=SESSION),
     q.LoadThread(session=SESSION, thread_id="main", first=1, last=1),
     q.OpenWork(session=SESSION, thread_id="main", turn_id="t"),
 ]
@@ -334,7 +335,8 @@ async def test_an_unknown_session_is_not_found_by_any_question(question: Any) ->
 
 def test_every_question_there_is_can_be_asked() -> None:
     # These are of no Session.
-    asked = {type(question) for question in UNKNOWN} | {q.ListSessions, q.ListAllSessions, q.FindTurn, q.ListStalled}
+    operators = {q.ListAllSessions, q.FindTurn, q.ListStalled, q.MeasureStore}
+    asked = {type(question) for question in UNKNOWN} | {q.ListSessions} | operators
     declared = {
         kind
         for kind in vars(q).values()

@@ -75,7 +75,13 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
     for kind, answer in ANSWERS.items():
         questions[answer.audience].add(kind.__name__)
     assert questions[Audience.HOST] == {"LoadThread", "OpenWork"}
-    assert questions[Audience.OPERATOR] == {"FindTurn", "ListAllSessions", "ListStalled"}
+    assert questions[Audience.OPERATOR] == {
+        "FindTurn",
+        "ListAllSessions",
+        "ListStalled",
+        "MeasureSession",
+        "MeasureStore",
+    }
 
 
 @pytest.mark.parametrize("audience", [Audience.PUBLIC, Audience.HOST])

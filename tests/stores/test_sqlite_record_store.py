@@ -633,6 +633,25 @@ async def test_past_the_budget_the_store_is_busy_and_nothing_was_written(tmp_pat
         assert await store.owners() == []
 
 
+@pytest.mark.case("C73")
+@pytest.mark.spec("BE-28")
+async def test_contention_can_be_seen_in_figures(tmp_path: Path) -> None:
+    budget_ms = 50
+    async with opened(tmp_path, busy_timeout=budget_ms / 1000) as store:
+        await write(store, "a")
+        before = await store.statistics()
+        assert (before.changes, before.transactions, before.busy) == (1, 1, 0)
+        holder = Holder(tmp_path / "durable.db")
+        answers = await asyncio.gather(*(write(store, "b") for _ in range(3)), return_exceptions=True)
+        holder.let_go()
+        assert {type(answer) for answer in answers} == {StoreBusy}
+        after = await store.statistics()
+        assert (after.changes, after.busy) == (1, 3)
+        assert after.locked_ms >= before.locked_ms + budget_ms
+        assert after.longest_ms >= budget_ms
+        assert after.waited_ms >= after.longest_ms
+
+
 class Holder:
     """Another process that holds the write lock."""
 

@@ -289,6 +289,45 @@ class SessionScan(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
+class PartitionSize(msgspec.Struct, frozen=True):
+    """What a partition takes in its store (BE-28).
+
+    Attributes:
+        commits: rows of its log, one for each commit.
+        log_bytes: events, private facts and native blocks in them.
+        records, record_bytes: its records, keys and values.
+        head_bytes: the hot row that every commit rewrites.
+    """
+
+    commits: int
+    log_bytes: int
+    records: int
+    record_bytes: int
+    head_bytes: int
+
+
+class StoreStatistics(msgspec.Struct, frozen=True):
+    """How busy a store is, counted since it was opened by this process (BE-28).
+
+    Attributes:
+        changes: changes that were committed.
+        transactions: transactions they took; changes that wait together share one.
+        busy: changes that were given up because the lock of somebody else was not let go in time.
+        waited_ms: how long changes took from the call to the outcome, altogether.
+        longest_ms: how long the slowest of them took.
+        locked_ms: how long transactions waited to be let in by other processes, altogether.
+        stored_bytes: what the whole store takes, its log included; 0 where there is none.
+    """
+
+    changes: int
+    transactions: int
+    busy: int
+    waited_ms: int
+    longest_ms: int
+    locked_ms: int
+    stored_bytes: int
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """What a store declares about itself (BE-05).
 

@@ -163,5 +163,8 @@ def object_(digest: str) -> str:
     return f"object/{digest}"
 
 
+OBJECTS = "object/"
+
+
 def policy(key: str) -> str:
     return f"policy/{escape(key)}"

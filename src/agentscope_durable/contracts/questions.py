@@ -142,6 +142,14 @@ class ListStalled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag
     limit: int = 100
 
 
+class MeasureSession(Question, frozen=True, tag="measure_session"):
+    """What a Session takes in its stores (BE-28)."""
+
+
+class MeasureStore(msgspec.Struct, frozen=True, tag="measure_store"):
+    """How busy the record store is, and what it takes (BE-28)."""
+
+
 # ---- what a host reads ----
 
 

@@ -360,6 +360,53 @@ class WatchView(View, frozen=True):
     complete: bool
 
 
+class SessionSizeView(View, frozen=True):
+    """*Query time.* What a Session takes (BE-28).
+
+    Attributes:
+        events: public events so far, those that were pruned included.
+        pruned: events up to this number are not kept any more.
+        commits: rows of its log, one for each commit.
+        log_bytes: events, private facts and native blocks in them.
+        records, record_bytes: its records: Threads, Turns, requests, messages, calls, ...
+        head_bytes: the hot row, which every commit rewrites.
+        objects, object_bytes: bodies over 64 KiB, which stand in the object store.
+    """
+
+    session: SessionKey
+    events: int
+    pruned: int
+    commits: int
+    log_bytes: int
+    records: int
+    record_bytes: int
+    head_bytes: int
+    objects: int
+    object_bytes: int
+
+
+class StoreView(View, frozen=True):
+    """*Query time.* How busy the record store of this process is, counted since it was opened (BE-28).
+
+    Attributes:
+        changes: changes that were committed.
+        transactions: transactions they took; changes that wait together share one.
+        busy: changes that were given up because somebody else's lock was not let go in time.
+        waited_ms: how long changes took from the call to the outcome, altogether.
+        longest_ms: how long the slowest of them took.
+        locked_ms: how long transactions waited to be let in by other processes, altogether.
+        stored_bytes: what the store takes on its disk; 0 where there is none.
+    """
+
+    changes: int
+    transactions: int
+    busy: int
+    waited_ms: int
+    longest_ms: int
+    locked_ms: int
+    stored_bytes: int
+
+
 class CommandReceipt(View, frozen=True):
     """A control was admitted. What it did is told by events and the Turn's status (AD-10).
 

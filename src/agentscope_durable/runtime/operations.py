@@ -19,10 +19,16 @@ from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, R
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id
-from agentscope_durable.contracts.questions import FindTurn, ListAllSessions, ListStalled
+from agentscope_durable.contracts.questions import (
+    FindTurn,
+    ListAllSessions,
+    ListStalled,
+    MeasureSession,
+    MeasureStore,
+)
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
-from agentscope_durable.contracts.views import Page, StallPage, WatchView
+from agentscope_durable.contracts.views import Page, SessionSizeView, StallPage, StoreView, WatchView
 from agentscope_durable.runtime.handles import PAGE_LIMIT
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
@@ -157,6 +163,18 @@ class HostOperations:
             if cursor is None:
                 break
         return WatchView(owned=owned, unclaimed=unclaimed, age_max_ms=age_max_ms, complete=cursor is None)
+
+    async def measure(self, session: SessionKey) -> SessionSizeView:
+        """What a Session takes: counts and bytes (BE-28). It looks at each of its rows: ask now and then.
+
+        Raises:
+            NotFound: there is no such Session.
+        """
+        return await self._backend.query(MeasureSession(session=session), audience=Audience.OPERATOR)
+
+    async def measure_store(self) -> StoreView:
+        """How busy this process's record store is, counted since it was opened, and what it takes (BE-28). Cheap."""
+        return await self._backend.query(MeasureStore(), audience=Audience.OPERATOR)
 
     async def put_policy(self, session: SessionKey, key: str, value: Any) -> None:
         """Write one policy record that a `CommitPolicy` reads in its transactions; None removes it."""

@@ -23,6 +23,7 @@ from agentscope_durable.contracts.change import (
     LogRow,
     Need,
     OwnerLease,
+    PartitionSize,
     Range,
     Reads,
     ReadyItem,
@@ -31,6 +32,7 @@ from agentscope_durable.contracts.change import (
     ReadyScan,
     Records,
     SessionScan,
+    StoreStatistics,
     StreamRange,
     Unchanged,
     View,
@@ -50,6 +52,7 @@ __all__ = [
     "Need",
     "OwnerLease",
     "PAGE_MAX",
+    "PartitionSize",
     "Range",
     "Reads",
     "ReadyItem",
@@ -59,6 +62,7 @@ __all__ = [
     "RecordStore",
     "Records",
     "SessionScan",
+    "StoreStatistics",
     "StreamRange",
     "Unchanged",
     "View",
@@ -79,6 +83,7 @@ class RecordStore(Protocol):
     repeatable  `decide` may be run again; only its last answer is written.
     fair        A change of one partition does not fail because of another partition's change.
     bounded     A page never holds more than its limit.
+    measured    What a partition takes, and how long changes waited, can be asked for.
     """
 
     @property
@@ -135,6 +140,12 @@ class RecordStore(Protocol):
         frozen comes back under its lease, and what it then takes must be found under its name.
         """
         ...
+
+    async def measure(self, partition: str) -> PartitionSize:
+        """What a partition takes. It looks at each of its rows, so it is for people and not for each commit."""
+        ...
+
+    async def statistics(self) -> StoreStatistics: ...
 
     async def close(self) -> None:
         """Close what this store opened itself. Later use raises. Safe to call twice."""

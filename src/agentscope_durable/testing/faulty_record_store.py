@@ -12,12 +12,14 @@ from agentscope_durable.spi.record_store import (
     Committed,
     Decide,
     OwnerLease,
+    PartitionSize,
     Reads,
     ReadyPage,
     ReadyScan,
     Records,
     RecordStore,
     SessionScan,
+    StoreStatistics,
 )
 
 
@@ -160,6 +162,20 @@ class FaultyRecordStore:
     async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
         plan = self._before("forget")
         answer = await self.inner.forget(owner, kinds)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def measure(self, partition: str) -> PartitionSize:
+        plan = self._before("measure")
+        answer = await self.inner.measure(partition)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def statistics(self) -> StoreStatistics:
+        plan = self._before("statistics")
+        answer = await self.inner.statistics()
         if plan is not None:
             raise plan.error()
         return answer

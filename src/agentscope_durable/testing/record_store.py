@@ -36,6 +36,7 @@ from agentscope_durable.spi.record_store import (
     Entry,
     LogRange,
     Need,
+    PartitionSize,
     Range,
     Reads,
     ReadyItem,
@@ -823,6 +824,36 @@ class RecordStoreContract:
                         await ask()  # type: ignore[misc]
 
     # ------------------------------------------------------------ heads, handles, loops
+
+    # ------------------------------------------------------------ measured
+
+    async def test_measured_a_partition_takes_what_was_written_to_it(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            assert await store.measure("p") == PartitionSize(0, 0, 0, 0, 0)
+            entry = Entry(events=b'["a","b"]', count=2, private=b"[1]", journal=b"block", stream="main", at=7)
+            await store.transact("p", NOTHING, always(change(entry=entry, puts=(("k/\u00e4", b"12"), ("gone", b"3")))))
+            await store.transact("p", NOTHING, always(change(puts=(("gone", None), ("k/b", b"123")))))
+            await store.transact("other", NOTHING, always(change(entry=events("x" * 1000))))
+            size = await store.measure("p")
+
+            assert (size.commits, size.log_bytes) == (2, len('["a","b"]') + len("[1]") + len("block"))
+            assert (size.records, size.record_bytes) == (2, len("k/\u00e4".encode()) + 2 + len("k/b") + 3)
+            assert 0 < size.head_bytes < 1000
+            # A million bytes more, and it says so.
+            await store.transact("p", NOTHING, always(change(entry=Entry(journal=b"j" * 1_000_000))))
+            assert (await store.measure("p")).log_bytes == size.log_bytes + 1_000_000
+
+    async def test_measured_what_was_changed_is_counted(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            before = await store.statistics()
+            await asyncio.gather(*(store.transact(f"p{n}", NOTHING, always(change())) for n in range(20)))
+            await store.transact("p", NOTHING, always(Unchanged(None)))
+            after = await store.statistics()
+
+            assert after.changes == before.changes + 20
+            assert 1 <= after.transactions - before.transactions <= 20
+            assert (after.busy, after.waited_ms >= after.longest_ms) == (before.busy, True)
+            assert (after.stored_bytes > 0) is store.capabilities.persistent
 
     async def test_the_head_comes_back_as_it_was_written(self, tmp_path: Path) -> None:
         turn = TurnState(revision=9, cancel="c", last_step="step")

@@ -17,7 +17,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from agentscope_durable.backend.bodies import Bodies
-from agentscope_durable.backend.queries import calls, events, messages, runs, sessions, snapshots, turns, watch, work
+from agentscope_durable.backend.queries import (
+    calls,
+    events,
+    messages,
+    runs,
+    sessions,
+    sizes,
+    snapshots,
+    turns,
+    watch,
+    work,
+)
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import InvalidRequest
@@ -55,6 +66,8 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListModelCalls: Answer(PUBLIC, runs.list_model_calls),
     # Across all Sessions, whoever's they are.
     q.ListStalled: Answer(OPERATOR, watch.list_stalled),
+    q.MeasureSession: Answer(OPERATOR, sizes.measure_session),
+    q.MeasureStore: Answer(OPERATOR, sizes.measure_store),
     # Native state and what waits for it: for the host that runs the Thread alone (EV-22).
     q.LoadThread: Answer(HOST, work.load_thread),
     q.OpenWork: Answer(HOST, work.open_work),

@@ -168,6 +168,14 @@ class SqliteFile:
     def wait_for_locks(self, connection: apsw.Connection) -> None:
         connection.set_busy_handler(_patience(self.busy_timeout))
 
+    def stored_bytes(self) -> int:
+        """The file and the log beside it, which grows until it is moved into the file."""
+        found = 0
+        for name in (self.location, f"{self.location}-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                found += os.stat(name).st_size
+        return found
+
     def translate(self, error: Exception) -> Exception:
         """SQLite's fault as an error of this library. Nothing was written when it is raised."""
         if isinstance(error, DurableError) or not isinstance(error, apsw.Error):

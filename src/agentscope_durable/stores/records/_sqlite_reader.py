@@ -13,6 +13,7 @@ from agentscope_durable.spi.record_store import (
     LogRange,
     LogRow,
     OwnerLease,
+    PartitionSize,
     Reads,
     ReadyItem,
     ReadyPage,
@@ -28,6 +29,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     HOST_P,
     LAST_MS,
     LOG,
+    LOG_SIZE,
     NAMES_AFTER,
     NAMES_FROM,
     NEXT_CLASS_AFTER,
@@ -38,6 +40,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     OWNERS,
     READY,
     REC,
+    REC_SIZE,
     STREAM,
     Execute,
     log_rows,
@@ -143,6 +146,12 @@ class Reader:
     def holders(self, key: str, limit: int) -> list[str]:
         # The bounds say nothing new about the key; they let SQLite see that the index applies.
         return [name for (name,) in self.run(HOLDERS, (key, limit))]
+
+    def measure(self, partition: str) -> PartitionSize:
+        [(p, head_bytes)] = [(row[0], len(row[4])) for row in self.run(HEAD, (partition,))] or [(-1, 0)]
+        [(commits, log_bytes)] = self.run(LOG_SIZE, (p,)).fetchall()
+        [(records, record_bytes)] = self.run(REC_SIZE, (p,)).fetchall()
+        return PartitionSize(commits, log_bytes, records, record_bytes, head_bytes)
 
     def owners(self, after: str, limit: int) -> list[OwnerLease]:
         rows = self.run(OWNERS, (OWNER + after, limit)).fetchall()

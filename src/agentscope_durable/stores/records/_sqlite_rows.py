@@ -87,6 +87,9 @@ NEXT_CLASS_AFTER = "select klass from ready where kind=? and klass>? and klass<?
 NEXT_CLASS_FROM = "select klass from ready where kind=? and klass>=? and klass<? order by klass limit 1"
 READY_ANY = "select 1 from ready where kind=? and klass=? limit 1"
 NEXT_DUE = "select due_ms from ready where kind=? and klass=? and due_ms>? order by due_ms limit 1"
+LOG_SIZE = """select count(*), coalesce(sum(coalesce(length(events), 0) + coalesce(length(private), 0)
+    + coalesce(length(journal), 0)), 0) from log where p=?"""
+REC_SIZE = "select count(*), coalesce(sum(length(cast(key as blob)) + length(value)), 0) from rec where p=?"
 OWNERS = "select key, value from rec where p=0 and key>? and key<'owner0' order by key limit ?"
 
 

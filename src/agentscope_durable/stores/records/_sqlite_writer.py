@@ -12,6 +12,7 @@ the answer is `Uncertain`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple, cast
@@ -19,7 +20,7 @@ from typing import NamedTuple, cast
 import apsw
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import Misuse, Uncertain
+from agentscope_durable.contracts.errors import Misuse, StoreBusy, Uncertain
 from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
@@ -32,6 +33,7 @@ from agentscope_durable.spi.record_store import (
     Range,
     Reads,
     ReadyRow,
+    StoreStatistics,
     Unchanged,
 )
 from agentscope_durable.stores.records._checks import (
@@ -86,15 +88,45 @@ class HeadRow(NamedTuple):
 class Member(Waiter):
     """A change that waits in the writer's queue."""
 
-    __slots__ = ("decide", "partition", "reads", "written")
+    __slots__ = ("began", "decide", "partition", "reads", "written")
 
     def __init__(self, partition: str, reads: Reads, decide: Decide) -> None:
         super().__init__()
+        self.began = time.monotonic()
         self.partition = partition
         self.reads = reads
         self.decide = decide
         # p, first, rev, commit id of the log row this member's decision produced.
         self.written: tuple[int, int, int, bytes] | None = None
+
+
+class Figures:
+    """How busy the writer is. Counted by its thread, read by others (BE-28)."""
+
+    def __init__(self) -> None:
+        self.changes = self.transactions = self.busy = 0
+        self.waited = self.longest = self.locked = 0.0
+
+    def count(self, members: Sequence[Member]) -> None:
+        """A group has its outcome."""
+        now = time.monotonic()
+        for member in members:
+            waited = now - member.began
+            self.waited += waited
+            self.longest = max(self.longest, waited)
+            self.changes += member.error is None and member.written is not None
+            self.busy += isinstance(member.error, StoreBusy)
+
+    def told(self, stored_bytes: int) -> StoreStatistics:
+        return StoreStatistics(
+            changes=self.changes,
+            transactions=self.transactions,
+            busy=self.busy,
+            waited_ms=int(self.waited * 1000),
+            longest_ms=int(self.longest * 1000),
+            locked_ms=int(self.locked * 1000),
+            stored_bytes=stored_bytes,
+        )
 
 
 class _View:
@@ -138,6 +170,7 @@ class Writer:
         self.run = cast("Execute", connection.cursor().execute)
         self._file = file
         self._clock = clock
+        self.figures = Figures()
         self._heads: dict[str, HeadRow] = {}
         self._data_version = -1
         self._next_p = 1
@@ -152,11 +185,14 @@ class Writer:
 
     def commit(self, members: Sequence[Member]) -> None:
         """Give every member its answer or its error."""
+        asked = time.monotonic()
         try:
             self.run("begin immediate")
         except apsw.Error as error:
             self._fail(members, error)
             return
+        finally:
+            self.figures.locked += time.monotonic() - asked
         try:
             self._catch_up()
             now_ms = self._clock.now()
@@ -175,6 +211,7 @@ class Writer:
             sent = True
             self.run("commit")
             self._wrote = False
+            self.figures.transactions += 1
             _failpoints.hit("store.commit.after")
         except Exception as error:  # noqa: BLE001 - told to the members below
             if not sent or _refused(error):

@@ -28,6 +28,7 @@ from agentscope_durable.spi.record_store import (
     LogRow,
     Need,
     OwnerLease,
+    PartitionSize,
     Range,
     Reads,
     ReadyItem,
@@ -36,6 +37,7 @@ from agentscope_durable.spi.record_store import (
     ReadyScan,
     Records,
     SessionScan,
+    StoreStatistics,
     StreamRange,
     Unchanged,
 )
@@ -116,6 +118,7 @@ class MemoryRecordStore:
         self._sessions: dict[str, _Session] = {}
         self._ready: dict[tuple[str, str, str], ReadyRow] = {}
         self._leases: dict[str, LeaseRow] = {}
+        self._changes = 0
         self._closed = False
 
     @property
@@ -177,6 +180,7 @@ class MemoryRecordStore:
         if change.prune_through > session.pruned:
             self._prune(session, change.prune_through)
         self._sessions[partition] = session
+        self._changes += 1
         return Committed(change.receipt, first if entry.count else 0, True, change.hints)
 
     def _prune(self, session: _Session, through: int) -> None:
@@ -263,6 +267,30 @@ class MemoryRecordStore:
                 return False
             del self._leases[owner]
             return True
+
+    async def measure(self, partition: str) -> PartitionSize:
+        with self._open():
+            session = self._sessions.get(partition) or _Session()
+            return PartitionSize(
+                commits=len(session.log),
+                log_bytes=sum(len(row.events) + len(row.private) + len(row.journal) for row in session.log),
+                records=len(session.records),
+                record_bytes=sum(len(key.encode()) + len(value) for key, value in session.records.items()),
+                head_bytes=len(session.head or b""),
+            )
+
+    async def statistics(self) -> StoreStatistics:
+        with self._open():
+            # One thread, one lock: nobody waits, and nothing is stored.
+            return StoreStatistics(
+                changes=self._changes,
+                transactions=self._changes,
+                busy=0,
+                waited_ms=0,
+                longest_ms=0,
+                locked_ms=0,
+                stored_bytes=0,
+            )
 
     async def close(self) -> None:
         self._closed = True

@@ -38,11 +38,13 @@ from agentscope_durable.spi.record_store import (
     Committed,
     Decide,
     OwnerLease,
+    PartitionSize,
     Reads,
     ReadyPage,
     ReadyScan,
     Records,
     SessionScan,
+    StoreStatistics,
 )
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, StoreClock, SystemClock, judge, lease_row
@@ -310,6 +312,13 @@ class SqliteRecordStore:
 
         return bool(await self._do(write))
 
+    async def measure(self, partition: str) -> PartitionSize:
+        return await self._ask(lambda reader: reader.measure(partition))
+
+    async def statistics(self) -> StoreStatistics:
+        # The writer's own figures: not waited for, as one may want to know why it is slow.
+        return await self._ask(lambda _: self._writer.figures.told(self._file.stored_bytes()))
+
     async def close(self) -> None:
         if os.getpid() != self._pid:
             return  # A forked child has nothing of its own to close.
@@ -446,6 +455,7 @@ class SqliteRecordStore:
             log.exception("the store's writer failed in an unforeseen way")
             for member in group:
                 member.error = Uncertain("the commit", reason=repr(error))
+        self._writer.figures.count(group)
 
     def _run(self, job: _Job) -> None:
         try:

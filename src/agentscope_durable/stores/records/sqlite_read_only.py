@@ -29,11 +29,13 @@ from agentscope_durable.spi.record_store import (
     Committed,
     Decide,
     OwnerLease,
+    PartitionSize,
     Reads,
     ReadyPage,
     ReadyScan,
     Records,
     SessionScan,
+    StoreStatistics,
 )
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._clock import RisingClock, StoreClock, SystemClock
@@ -136,6 +138,14 @@ class SqliteReadOnlyStore:
     async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
         check_limit(limit)
         return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
+
+    async def measure(self, partition: str) -> PartitionSize:
+        return await self._ask(lambda reader: reader.measure(partition))
+
+    async def statistics(self) -> StoreStatistics:
+        # Nothing is written here.
+        stored_bytes = await self._ask(lambda _: self._file.stored_bytes())
+        return StoreStatistics(0, 0, 0, 0, 0, 0, stored_bytes)
 
     async def sessions(self, scan: SessionScan) -> list[str]:
         check_limit(scan.limit)
