@@ -47,6 +47,8 @@ ESCAPED: dict[str, Callable[[], BaseException]] = {
     "OSError": lambda: OSError("connection reset"),
     "ExceptionGroup": lambda: ExceptionGroup("several", [ValueError("one"), OSError("two")]),
     "CancelledError": asyncio.CancelledError,
+    "GeneratorExit": GeneratorExit,
+    "SystemExit": lambda: SystemExit(2),
 }
 """What came out of a tool and may have come after its effect: nobody knows."""
 

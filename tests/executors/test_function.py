@@ -9,8 +9,9 @@ import pytest
 
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import RunStepRef
-from agentscope_durable.executors.function import REMEMBERED_MAX, FunctionExecutor
+from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.spi.executor import Cancelled, ExecutionRequest, Running, Succeeded, ToolError, Unknown
+from agentscope_durable.spi.in_process import REMEMBERED_MAX
 from agentscope_durable.testing.executor import ExecutorContract
 
 
@@ -143,6 +144,28 @@ async def test_a_stopped_caller_leaves_an_unknown_outcome() -> None:
         await running
 
     assert isinstance(await executor.query(request("tool")), Unknown)
+    assert isinstance(await executor.execute(request("tool")), Unknown), "it is not done again"
+
+
+async def test_who_waits_for_a_call_that_was_given_up_is_not_told_that_it_was_stopped() -> None:
+    """It runs in a thread and goes on."""
+    started, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def tool() -> str:
+        loop.call_soon_threadsafe(started.set)
+        assert gate.wait(30)
+        return "done"
+
+    executor = FunctionExecutor({"tool": tool})
+    running = asyncio.create_task(executor.execute(request("tool")))
+    await started.wait()
+    waiting = asyncio.create_task(executor.execute(request("tool")))
+    await asyncio.sleep(0)
+    running.cancel()
+
+    assert isinstance(await waiting, Unknown)
+    gate.set()
 
 
 async def test_what_is_remembered_is_bounded() -> None:
@@ -153,11 +176,15 @@ async def test_what_is_remembered_is_bounded() -> None:
     for number in range(REMEMBERED_MAX + 10):
         await executor.execute(request("tool", f"x{number}"))
 
-    assert len(executor._ended) == REMEMBERED_MAX
+    assert len(executor._calls) == REMEMBERED_MAX
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("error", [SystemExit(2), StopIteration(), BaseException("odd")], ids=repr)
+@pytest.mark.parametrize("kind", ["sync", "async", "task"])
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(2), StopIteration(), BaseException("odd"), GeneratorExit(), asyncio.CancelledError()],
+    ids=repr,
+)
 async def test_whatever_a_tool_raises_is_an_unknown_outcome_and_ends_no_host(kind: str, error: BaseException) -> None:
     def plain() -> str:
         raise error
@@ -165,9 +192,16 @@ async def test_whatever_a_tool_raises_is_an_unknown_outcome_and_ends_no_host(kin
     async def coroutine() -> str:
         raise error
 
-    executor = FunctionExecutor({"tool": plain if kind == "sync" else coroutine})
+    async def from_a_task() -> str:
+        return await asyncio.create_task(coroutine())
+
+    if kind == "task" and isinstance(error, SystemExit):
+        pytest.skip("SystemExit that ends a task ends the program")
+    executor = FunctionExecutor({"tool": {"sync": plain, "async": coroutine, "task": from_a_task}[kind]})
     async with asyncio.timeout(10):
-        assert isinstance(await executor.execute(request("tool")), Unknown)
+        outcome = await executor.execute(request("tool"))
+        assert isinstance(outcome, Unknown)
+        assert await executor.query(request("tool")) == await executor.execute(request("tool")) == outcome
 
 
 async def test_more_functions_block_at_once_than_the_loop_has_threads_for() -> None:

@@ -560,14 +560,30 @@ class _GivesUp(BaseException):
 
 @pytest.mark.spec("RC-06", "RC-08", "RC-17")
 @pytest.mark.parametrize(
-    "error", [SystemExit(2), _GivesUp("x"), BaseExceptionGroup("several", [_GivesUp("x")])], ids=repr
+    "error", [SystemExit(2), GeneratorExit(), _GivesUp("x"), BaseExceptionGroup("several", [_GivesUp("x")])], ids=repr
 )
-async def test_what_is_no_exception_fails_the_turn_and_ends_no_host(hosts: Hosts, error: BaseException) -> None:
+@pytest.mark.parametrize("place", ["run", "task", "classify"])
+async def test_what_is_no_exception_fails_the_turn_and_ends_no_host(
+    hosts: Hosts, error: BaseException, place: str
+) -> None:
+    if place == "task" and isinstance(error, SystemExit):
+        pytest.skip("SystemExit that ends a task ends the program")
+
+    async def raises() -> None:
+        raise error
+
     class Raises(ScriptedHarness):
         async def run(self, context: RunContext) -> RunEnd | None:
             if context.start.request_id == "r1":
+                if place == "task":
+                    await asyncio.create_task(raises())
                 raise error
             return await super().run(context)
+
+        def classify(self, failure: BaseException) -> bool | None:
+            if place == "classify":
+                raise error
+            return super().classify(failure)
 
     runtime = await hosts.open(Raises([final("ok")]))
     session = await runtime.create_session(KEY, "agent")
@@ -577,6 +593,7 @@ async def test_what_is_no_exception_fails_the_turn_and_ends_no_host(hosts: Hosts
 
     assert len(await turn.list_runs()) == 1
     assert str(await session.call("r2", "b", SECONDS)) == "ok"
+    assert {type(defect) for defect in hosts.errors} <= {type(error)}, "nothing else broke on the way"
 
 
 @pytest.mark.spec("RC-06")
@@ -606,8 +623,7 @@ async def test_the_lease_of_a_dead_host_is_removed_when_its_work_was_taken_over(
     clock.advance(LEASE_KEPT_MS + LEASE_MS)
     # A host that does not run the definition leaves the lease: by it the Turn is found.
     other = await hosts.open([final("ok")], name="another", lease=10 * LEASE_KEPT_MS)
-    await until(lambda: other._scheduler is not None and bool(other._scheduler._classes))
-    await asyncio.sleep(0.2)
+    await until(lambda: other._scheduler is not None and other._scheduler._turn > 1)  # It has looked for dead hosts.
     assert first.owner in {lease.owner for lease in await hosts.backend.owners()}
 
     second = await hosts.open(harness, lease=10 * LEASE_KEPT_MS)

@@ -191,7 +191,10 @@ async def test_a_settlement_survives_its_host(hosts: Hosts, clock: ManualClock) 
 
 
 @pytest.mark.spec("SE-11")
-async def test_a_settlement_that_fails_is_tried_again_later(hosts: Hosts, clock: ManualClock) -> None:
+@pytest.mark.parametrize("error", [OSError("not now"), GeneratorExit()], ids=repr)
+async def test_a_settlement_that_fails_is_tried_again_later(
+    hosts: Hosts, clock: ManualClock, error: BaseException
+) -> None:
     gates = Gates()
     tries = []
 
@@ -199,7 +202,7 @@ async def test_a_settlement_that_fails_is_tried_again_later(hosts: Hosts, clock:
         async def settle(self, context):
             tries.append(1)
             if len(tries) < 3:
-                raise OSError("not now")
+                raise error
             return await super().settle(context)
 
     runtime = await hosts.open(Clumsy([local("t", gate="g"), final()], gates=gates))

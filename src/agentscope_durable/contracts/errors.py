@@ -794,6 +794,14 @@ def error_table() -> list[ErrorRow]:
 # ------------------------------------------------------------ the wire
 
 
+def said(error: BaseException) -> str:
+    """The text of any error; one whose `__str__` fails has none."""
+    try:
+        return str(error)
+    except Exception as defect:  # noqa: BLE001 - the error matters, not its text
+        return f"its text cannot be told: {type(defect).__name__}"
+
+
 def to_wire(error: DurableError) -> dict[str, object]:
     """An error as a JSON object: `code`, `type`, `message` (without the advice) and `facts`.
 

@@ -8,17 +8,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from agentscope_durable.contracts.errors import Conflict, CorruptRecord, DurableError, Incompatible, Retry, Unconfirmed
+from agentscope_durable.contracts.errors import (
+    Conflict,
+    CorruptRecord,
+    DurableError,
+    Incompatible,
+    Retry,
+    Unconfirmed,
+    said,
+)
 from agentscope_durable.contracts.records import Failure
 
-ENDS_THE_PROGRAM = (KeyboardInterrupt, GeneratorExit)
-"""Whatever else an agent, a tool or an executor raises is its failure, SystemExit too."""
 RetryableFailure = Callable[[BaseException], bool | None]
 """The application's own answer to "may it help to try again?"; None leaves it to the defaults (RC-15)."""
 
 FAILURE_CHARS_MAX = 2048
 """Characters of an error's text that are stored."""
+
+
+def ends_the_program(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether `error`, met in `task`, is nobody's failure: whatever else is raised is, SystemExit too.
+
+    A coroutine that is thrown away meets GeneratorExit while its task does not run; then it may await nothing. When the
+    task runs, an agent, a tool or an executor has raised it like anything else.
+    """
+    if isinstance(error, GeneratorExit):
+        try:
+            return asyncio.current_task() is not task
+        except RuntimeError:
+            # No loop runs.
+            return True
+    return isinstance(error, KeyboardInterrupt)
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -46,14 +68,6 @@ def incompatible(error: BaseException) -> bool:
 def corrupt(error: BaseException) -> bool:
     """What is stored cannot be read: a person must look, and nothing is changed until then (C61)."""
     return any(isinstance(leaf, CorruptRecord) for leaf in leaves(error))
-
-
-def said(error: BaseException) -> str:
-    """The text of an error; one whose `__str__` fails has none."""
-    try:
-        return str(error)
-    except Exception as defect:  # noqa: BLE001 - the error matters, not its text
-        return f"its text cannot be told: {type(defect).__name__}"
 
 
 def failure_of(error: BaseException, *, retry: bool) -> Failure:

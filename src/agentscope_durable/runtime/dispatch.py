@@ -23,14 +23,14 @@ from agentscope_durable.contracts.commands import (
     ExecutionGrant,
     RecordOutcome,
 )
-from agentscope_durable.contracts.errors import DurableError
+from agentscope_durable.contracts.errors import DurableError, said
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.records import RunStepRef
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionState
 from agentscope_durable.domain.change import ready_hint
 from agentscope_durable.runtime.backoff import Backoff
-from agentscope_durable.runtime.classify import ENDS_THE_PROGRAM, said
+from agentscope_durable.runtime.classify import ends_the_program
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.run import load_body
@@ -43,8 +43,9 @@ from agentscope_durable.runtime.scheduler import (
     dead_owners,
     forget,
 )
-from agentscope_durable.runtime.tasks import Bell, Tasks
+from agentscope_durable.runtime.tasks import Bell, Tasks, contained
 from agentscope_durable.spi.executor import (
+    REASON_CHARS_MAX,
     Cancelled,
     ExecutionRequest,
     Executor,
@@ -59,7 +60,6 @@ from agentscope_durable.spi.record_store import ReadyItem, ReadyScan
 QUERY_WAIT_MS = 1000
 QUERY_WAIT_MAX_MS = 30_000
 """Between two questions about one execution: doubling from the first to the second."""
-REASON_CHARS_MAX = 2048
 PAGES_FULL = 4
 """Pages of a route looked at while there is no room: only cancels of what runs here are of interest."""
 
@@ -286,18 +286,19 @@ class Dispatcher:
         )
 
     async def _ask(self, failpoint: str, answer: Awaitable[Outcome]) -> Outcome:
+        task = asyncio.current_task()
         try:
             _failpoints.hit(f"{failpoint}.before")
-            outcome = await answer
+            outcome = await contained(answer, name=failpoint)
             _failpoints.hit(f"{failpoint}.after")
         except asyncio.CancelledError:
-            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             return Unknown("the executor gave up waiting")
-        except ENDS_THE_PROGRAM:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the effect may have happened: that is an outcome
+        except BaseException as error:
+            if ends_the_program(error, task):
+                raise
+            # The effect may have happened: that is an outcome.
             return Unknown(f"the executor raised {type(error).__name__}: {said(error)}"[:REASON_CHARS_MAX])
         if not isinstance(outcome, Outcome):
             return Unknown(f"the executor answered a {type(outcome).__name__}, which is no outcome")

@@ -47,9 +47,9 @@ from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnV
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import session_hint
 from agentscope_durable.runtime.classify import (
-    ENDS_THE_PROGRAM,
     RetryableFailure,
     corrupt,
+    ends_the_program,
     failure_of,
     incompatible,
     retryable,
@@ -59,7 +59,7 @@ from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.runtime.run import LiveRun, load_body, load_journal, load_open_work
-from agentscope_durable.runtime.tasks import Bell, stop
+from agentscope_durable.runtime.tasks import Bell, contained, stop
 from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, SettleStart
 
 WATCH_SPACING = 0.05
@@ -237,17 +237,17 @@ class Runner:
             Abandoned: nothing more may be committed, or nothing could be.
         """
         adapter: HarnessAdapter | None = None
+        task = asyncio.current_task()
         try:
             adapter = await self._begin(run, thread, claimed)
             while run.ended is None:
-                end = await adapter.run(run)
+                end = await contained(adapter.run(run), name=f"run {claimed.run_id}")
                 if end is not None and run.ended is None:
                     await self._end(run, end)
                 elif run.ended is None:
                     raise Misuse("the adapter says that its last commit ended the run, and it did not")
             return True
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 # The host ends, or another host owns the Thread: said by the flags, not by this error.
                 await run.landed()
@@ -255,10 +255,13 @@ class Runner:
                     await self._end(run, RunEnd(kind=RunEndKind.RELEASED))
                 raise
             return await self._failed(run, adapter, error)
-        except (Abandoned, *ENDS_THE_PROGRAM):
+        except Abandoned:
             raise
-        except BaseException as error:  # noqa: BLE001 - the one place where a failure becomes a record
-            # A tool or library that calls sys.exit() would else end every host that takes its Turn.
+        except BaseException as error:
+            if ends_the_program(error, task):
+                raise
+            # The one place where a failure becomes a record. A tool or library that calls sys.exit() would else end
+            # every host that takes its Turn.
             return await self._failed(run, adapter, error)
 
     async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
@@ -329,7 +332,9 @@ class Runner:
                 continue
             try:
                 answer = ask(error)
-            except Exception as defect:  # noqa: BLE001 - a broken classification leaves the default
+            except KeyboardInterrupt:
+                raise
+            except BaseException as defect:  # noqa: BLE001 - a broken classification leaves the default
                 self._host.report(defect, "classifying a failure failed")
                 continue
             if isinstance(answer, bool):
@@ -415,6 +420,7 @@ class Runner:
 
     async def _try_settle(self, thread: ThreadKey, claimed: Claimed) -> Failure | None:
         """None when it is settled; a failure without a kind when an effect is not known yet."""
+        task = asyncio.current_task()
         try:
             work = await load_open_work(self._host, thread, claimed.turn_id)
             if any(_unsettled(record) for record in work.executions):
@@ -437,7 +443,8 @@ class Runner:
                 input_message_id=message_id,
             )
             self._states.drop(thread)
-            settlement = await adapter.settle(_Settling(self._host, thread, start, claimed.digest))
+            settling = adapter.settle(_Settling(self._host, thread, start, claimed.digest))
+            settlement = await contained(settling, name=f"settle {claimed.turn_id}")
             command = SettleTurn(
                 session=thread.session,
                 thread_id=thread.thread_id,
@@ -461,9 +468,12 @@ class Runner:
             except InvalidTransition:
                 return _UNSETTLED
             return None
-        except (Abandoned, asyncio.CancelledError, *ENDS_THE_PROGRAM):
+        except (Abandoned, asyncio.CancelledError):
             raise
-        except BaseException as error:  # noqa: BLE001 - a settlement that fails is tried again later (SE-11)
+        except BaseException as error:
+            if ends_the_program(error, task):
+                raise
+            # A settlement that fails is tried again later (SE-11).
             self._host.report(error, "a settlement failed", **_ids(thread, claimed))
             return failure_of(error, retry=True)
 

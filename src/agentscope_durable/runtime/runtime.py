@@ -275,18 +275,18 @@ class DurableRuntime:
                 return
             self._door.check()
             self._closing = asyncio.create_task(self._close(), name="close runtime")
-        if self._owns(asyncio.current_task()):
+        if self._runs_caller():
             # What waits for this task to end cannot be waited for by it.
             return
         await asyncio.shield(self._closing)
 
-    def _owns(self, task: object) -> bool:
+    def _runs_caller(self) -> bool:
         groups = [self._host.tasks, self._loops]
         if self._scheduler is not None:
             groups.append(self._scheduler.runs)
         if self._dispatcher is not None:
             groups.append(self._dispatcher.work)
-        return any(task in group for group in groups)
+        return any(group.owns_caller() for group in groups)
 
     async def _close(self) -> None:
         try:

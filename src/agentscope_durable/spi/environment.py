@@ -67,11 +67,16 @@ class SystemEnvironment:
         return await asyncio.to_thread(call)
 
 
-async def call_in_own_thread(environment: Environment, call: Callable[[], T], *, name: str) -> T:
+async def call_in_own_thread(
+    environment: Environment, call: Callable[[], T], *, name: str, to_its_end: bool = False
+) -> T:
     """Run an application's blocking call in a thread of its own.
 
     It may block for hours: in a pool that others wait for, a handful of such calls would stop everything else. What it
     raises is raised here, of any kind. A cancelled caller leaves the thread running, and a program may end over it.
+
+    Args:
+        to_its_end: a cancellation of the caller is passed over, so that the outcome is known.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -90,7 +95,13 @@ async def call_in_own_thread(environment: Environment, call: Callable[[], T], *,
             loop.call_soon_threadsafe(tell, *answer)
 
     environment.start_thread(work, name=name)
-    value, error = await ended
+    while not ended.done():
+        try:
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            if not to_its_end:
+                raise
+    value, error = ended.result()
     if error is not None:
         raise RuntimeError("the call raised StopIteration") if isinstance(error, StopIteration) else error
     return cast("T", value)

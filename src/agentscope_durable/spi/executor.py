@@ -9,6 +9,9 @@ import msgspec
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import RunStepRef
 
+REASON_CHARS_MAX = 2048
+"""Characters of a reason that are stored."""
+
 
 class ToolError(Exception):
     """Raised by a tool: it failed, for certain, and its text is the result the agent sees (D18).

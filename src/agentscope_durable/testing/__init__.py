@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from agentscope_durable.testing.executor import ExecutorContract
     from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
     from agentscope_durable.testing.harness_adapter import HarnessAdapterContract
+    from agentscope_durable.testing.ledger import EffectLedger
     from agentscope_durable.testing.manual_clock import ManualClock
     from agentscope_durable.testing.object_store import ObjectStoreContract
     from agentscope_durable.testing.openai_server import OpenAIServer
     from agentscope_durable.testing.record_store import RecordStoreContract
     from agentscope_durable.testing.scripted_harness import ScriptedHarness
-    from agentscope_durable.testing.scripted_model import EffectLedger
     from agentscope_durable.testing.session_backend import SessionBackendContract
 
 __all__ = [

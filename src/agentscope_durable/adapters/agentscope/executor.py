@@ -31,18 +31,16 @@ from agentscope_durable.spi.executor import (
     ExecutionRequest,
     ExecutorCapabilities,
     Outcome,
-    Running,
     Succeeded,
     Unknown,
 )
 from agentscope_durable.spi.harness import RunStepOrigin
+from agentscope_durable.spi.in_process import InProcessCalls, raised
 
 __all__ = ["AgentScopeToolExecutor"]
 
 STATES_MAX: Final = 256
 """Agent states kept for tools that remember files they have read, one per Thread."""
-FINISHED_MAX: Final = 1024
-"""Finished calls whose outcome is kept for a repeated `execute`."""
 
 
 class AgentScopeToolExecutor:
@@ -65,8 +63,7 @@ class AgentScopeToolExecutor:
         self._bindings = as_bindings(bindings)
         self._timeout = timeout
         self._states: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
-        self._running: dict[str, asyncio.Task[Outcome]] = {}
-        self._finished: OrderedDict[str, Outcome] = OrderedDict()
+        self._calls = InProcessCalls(self._perform)
         watch_toolkit(toolkit)
 
     @staticmethod
@@ -97,35 +94,14 @@ class AgentScopeToolExecutor:
         return ExecutorCapabilities(query=False, cancel=False, output=False)
 
     async def execute(self, request: ExecutionRequest) -> Outcome:
-        known = await self._known(request.execution_id)
-        if known is not None:
-            return known
-        task = asyncio.create_task(self._perform(request), name=f"tool {request.execution_id}")
-        self._running[request.execution_id] = task
-        try:
-            outcome = await task
-        finally:
-            del self._running[request.execution_id]
-        self._finished[request.execution_id] = outcome
-        while len(self._finished) > FINISHED_MAX:
-            _ = self._finished.popitem(last=False)
-        return outcome
+        return await self._calls.execute(request)
 
     async def query(self, request: ExecutionRequest) -> Outcome:
-        if request.execution_id in self._running:
-            return Running()
-        return self._finished.get(request.execution_id) or Unknown("this process knows nothing of the call")
+        return self._calls.query(request)
 
     async def cancel(self, request: ExecutionRequest) -> Outcome:
         """Say how it stands; a function is not stopped (TB-14)."""
-        return await self.query(request)
-
-    async def _known(self, execution_id: str) -> Outcome | None:
-        running = self._running.get(execution_id)
-        if running is not None:
-            _ = await asyncio.wait({running})
-            return Unknown("the call was given up") if running.cancelled() else running.result()
-        return self._finished.get(execution_id)
+        return self._calls.query(request)
 
     async def _perform(self, request: ExecutionRequest) -> Outcome:
         refusal = await self._refusal(request)
@@ -136,8 +112,6 @@ class AgentScopeToolExecutor:
                 return await self._call(request)
         except TimeoutError:
             return Unknown(f"the tool did not end within {self._timeout} s")
-        except Exception as error:  # noqa: BLE001 - it may have come after the effect
-            return Unknown(f"the tool raised {type(error).__name__}: {error}"[:2048])
 
     async def _refusal(self, request: ExecutionRequest) -> str | None:
         """Why the tool is not entered; None when it may be."""
@@ -171,7 +145,7 @@ class AgentScopeToolExecutor:
         if isinstance(noted.raised, asyncio.CancelledError):
             raise noted.raised
         if noted.raised is not None and not is_definite(noted.raised):
-            return Unknown(f"the tool raised {type(noted.raised).__name__}: {noted.raised}"[:2048])
+            return raised(noted.raised)
         if held is None or not chunks:
             return Unknown("the tool returned nothing")
         result = result_of_response(held)

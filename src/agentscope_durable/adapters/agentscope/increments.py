@@ -34,13 +34,17 @@ from agentscope_durable.journal.commit import CommitQueue
 from agentscope_durable.journal.scheduling import Channels
 from agentscope_durable.spi.harness import Abandoned, RunContext
 
-__all__ = ["Asked", "Increment", "Message", "RecordingFailed", "Told", "commit_queue", "entry"]
+__all__ = ["Asked", "Halting", "Increment", "Message", "RecordingFailed", "Told", "commit_queue", "entry"]
 
 _encode = msgspec.json.Encoder().encode
 
 
-class RecordingFailed(BaseException):
-    """A commit was refused or failed. Not an Exception: no model may be asked again for it (MC-11).
+class Halting(BaseException):
+    """The agent must not go on. Neither a tool nor a model may take it for an error of its own."""
+
+
+class RecordingFailed(Halting):
+    """A commit was refused or failed: no model may be asked again for it (MC-11).
 
     Attributes:
         error: what the commit raised.

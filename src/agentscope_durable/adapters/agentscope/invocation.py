@@ -30,7 +30,14 @@ from agentscope_durable.adapters.agentscope.codec import (
     native_blocks,
     public_content,
 )
-from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, commit_queue, entry
+from agentscope_durable.adapters.agentscope.increments import (
+    Halting,
+    Increment,
+    Message,
+    RecordingFailed,
+    commit_queue,
+    entry,
+)
 from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInterrupted
 from agentscope_durable.adapters.agentscope.native import Native
 from agentscope_durable.adapters.agentscope.previews import Previews
@@ -59,7 +66,7 @@ BLOCKED_SECONDS_MAX: Final = 1.0
 log = logging.getLogger("agentscope_durable.adapters")
 
 
-class Halt(BaseException):
+class Halt(Halting):
     """The execution must not go on: a pause (`cause` None), or the Run must stop."""
 
     def __init__(self, cause: StopCause | None) -> None:

@@ -22,11 +22,13 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import msgspec
 
 from agentscope_durable.adapters.agentscope.codec import parse_arguments
+from agentscope_durable.adapters.agentscope.increments import Halting
 from agentscope_durable.contracts import durable_json
-from agentscope_durable.contracts.errors import InvalidRequest
+from agentscope_durable.contracts.errors import InvalidRequest, said
 from agentscope_durable.contracts.status import ReplayRule
 from agentscope_durable.spi.environment import SYSTEM, Environment, call_in_own_thread
 from agentscope_durable.spi.executor import ToolError
+from agentscope_durable.spi.harness import Abandoned
 
 __all__ = ["ToolBinding", "ToolOutcome", "bind_toolkit", "in_thread", "replay_rule", "watch_tool"]
 
@@ -180,11 +182,7 @@ def in_thread(function: Callable[P, R], *, environment: Environment = SYSTEM) ->
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
         blocking = functools.partial(function, *args, **kwargs)
-        running = asyncio.ensure_future(call_in_own_thread(environment, blocking, name=f"tool {function.__name__}"))
-        while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                _ = await asyncio.wait({running})
-        return running.result()
+        return await call_in_own_thread(environment, blocking, name=f"tool {function.__name__}", to_its_end=True)
 
     return call
 
@@ -219,6 +217,16 @@ def is_definite(error: BaseException) -> bool:
     from agentscope.exception import AgentOrientedException
 
     return isinstance(error, ToolError | AgentOrientedException)
+
+
+def _as_exception(error: BaseException) -> Exception | None:
+    """What AgentScope is told of an error that is no Exception: of these it drops some, and others end the host.
+
+    None: it may go its way.
+    """
+    if isinstance(error, Exception | asyncio.CancelledError | KeyboardInterrupt | Halting | Abandoned):
+        return None
+    return RuntimeError(f"the tool raised {type(error).__name__}: {said(error)}")
 
 
 _outcome: ContextVar[ToolOutcome | None] = ContextVar("durable_tool_outcome", default=None)
@@ -365,7 +373,10 @@ def _watched_class() -> Any:
                 result = await self.watched_tool(**kwargs)
             except BaseException as error:
                 outcome.raised = error
-                raise
+                told = _as_exception(error)
+                if told is None:
+                    raise
+                raise told from error
             if isinstance(result, ToolChunk):
                 outcome.returned = True
                 return result
@@ -378,15 +389,21 @@ def _watched_class() -> Any:
 
         async def _stream(self, result: Any, outcome: ToolOutcome) -> AsyncIterator[Any]:
             try:
-                if inspect.isgenerator(result):
-                    for chunk in result:
-                        yield chunk
-                else:
-                    async for chunk in result:
-                        yield chunk
+                while True:
+                    try:
+                        chunk = next(result) if inspect.isgenerator(result) else await anext(result)
+                    except (StopIteration, StopAsyncIteration):
+                        break
+                    except BaseException as error:
+                        outcome.raised = error
+                        told = _as_exception(error)
+                        if told is None:
+                            raise
+                        raise told from error
+                    yield chunk
                 outcome.returned = True
             except BaseException as error:
-                outcome.raised = error
+                outcome.raised = outcome.raised or error
                 raise
             finally:
                 if inspect.isasyncgen(result):
