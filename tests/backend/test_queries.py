@@ -336,7 +336,7 @@ async def test_an_unknown_session_is_not_found_by_any_question(question: Any) ->
 def test_every_question_there_is_can_be_asked() -> None:
     # These are of no Session.
     operators = {q.ListAllSessions, q.FindTurn, q.ListStalled, q.MeasureStore}
-    asked = {type(question) for question in UNKNOWN} | {q.ListSessions} | operators
+    asked = {type(question) for question in UNKNOWN} | {q.ListSessions, q.Watermarks} | operators
     declared = {
         kind
         for kind in vars(q).values()
@@ -582,6 +582,45 @@ async def test_the_limit_counts_the_events_looked_at(world: World) -> None:
     whole = await world.events()
     assert found == [event for event in whole if matches(narrow, event)]
     assert [event.sequence for event in found] == [len(whole) - 1, len(whole)]
+
+
+async def test_a_turn_can_be_read_from_its_own_beginning(world: World) -> None:
+    for number in range(8):
+        await world.answer_turn(str(number))
+    mine = await world.submit("mine")
+    narrow = EventFilter(thread_id="main", turn_id=mine)
+
+    page: EventPage = await world.ask(q.ListEvents(session=SESSION, filter=narrow, limit=3, seek=True))
+    again: EventPage = await world.ask(
+        q.ListEvents(session=SESSION, filter=narrow, cursor=page.events[0].cursor, limit=3, seek=True)
+    )
+
+    assert list(page.events) == await world.events(narrow)
+    assert page.cursor == page.high_watermark
+    assert again.events == page.events[1:]
+    with pytest.raises(NotFound):
+        await world.ask(
+            q.ListEvents(session=SESSION, filter=EventFilter(thread_id="main", turn_id="nobody's"), seek=True)
+        )
+
+
+async def test_events_of_some_types_can_be_read_alone(world: World) -> None:
+    await world.answer_turn("one")
+    whole = await world.events()
+
+    page: EventPage = await world.ask(q.ListEvents(session=SESSION, types=("turn.status", "x.app.none"), limit=1000))
+
+    assert list(page.events) == [event for event in whole if event.type == "turn.status"]
+    assert page.cursor == whole[-1].cursor
+
+
+async def test_watermarks_tell_which_sessions_have_moved(world: World) -> None:
+    whole = await world.events()
+    nobody = SessionKey("app", "nobody's")
+
+    assert await world.ask(q.Watermarks(sessions=(nobody, SESSION))) == (0, len(whole))
+    with pytest.raises(InvalidRequest, match="1000 sessions"):
+        await world.ask(q.Watermarks(sessions=(SESSION,) * 1001))
 
 
 async def test_a_reader_that_has_caught_up_gets_an_empty_page(world: World) -> None:

@@ -48,7 +48,7 @@ async def test_nothing_is_told_after_leaving() -> None:
         pass
     wakeups.publish(("a",))
 
-    assert wakeups._listeners == ()
+    assert not wakeups._listeners and not wakeups._for_all
     del heard
 
 

@@ -70,11 +70,26 @@ class GetMessage(Question, frozen=True, tag="get_message"):
 
 
 class ListEvents(Question, frozen=True, tag="list_events"):
-    """`limit` counts the Session events looked at, not those that match (FI-10)."""
+    """`limit` counts the Session events looked at, not those that match (FI-10).
+
+    Attributes:
+        types: events of these types only; all when empty. What is left out is not decoded.
+        seek: under a filter by Turn, a page from the very beginning starts with the commit that admitted the Turn: what
+            the Session did before is not read through, nor missed if it was pruned.
+    """
 
     filter: EventFilter = EventFilter()
     cursor: str | None = None
     limit: int = 100
+    types: tuple[str, ...] = ()
+    seek: bool = False
+
+
+class Watermarks(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="watermarks"):
+    """The number of the newest event of each of these Sessions, 0 where there is none: who watches many Sessions asks
+    once which of them have moved. At most 1000 Sessions."""
+
+    sessions: tuple[SessionKey, ...]
 
 
 class GetSnapshot(Question, frozen=True, tag="get_snapshot"):

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import msgspec
 
-from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.errors import HostClosed, Misuse, UsedAfterFork, WrongLoop
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import Binding
-from agentscope_durable.domain.change import session_hint
-from agentscope_durable.runtime.hints import Ringable, ringing
+from agentscope_durable.runtime.feeds import Feeds
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.live import LiveEvents
@@ -44,6 +41,7 @@ class Door:
     """Attributes:
     definitions: for new Sessions and Threads.
     live: where previews come from.
+    feeds: what is read for all who watch the same Session.
     """
 
     def __init__(
@@ -60,6 +58,7 @@ class Door:
         self.poll_interval = poll_interval
         self.live = live
         self.definitions = definitions
+        self.feeds = Feeds(self.query, backend.wakeups(), environment, poll_interval)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._streams: set[Closable] = set()
@@ -101,10 +100,6 @@ class Door:
         self.check()
         return await self._backend.put_body(session, msgspec.json.encode(value))
 
-    def bell(self, session: SessionKey, bell: Ringable) -> AbstractAsyncContextManager[None]:
-        """While entered, `bell` rings when the Session may have changed."""
-        return ringing(self._backend.wakeups(), frozenset({session_hint(keys.partition(session))}), bell)
-
     def opened(self, stream: Closable) -> None:
         self._streams.add(stream)
 
@@ -116,3 +111,4 @@ class Door:
         self._closed = True
         for stream in list(self._streams):
             stream.abort()
+        self.feeds.close()

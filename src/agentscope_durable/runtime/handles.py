@@ -214,21 +214,25 @@ class DurableTurn(_Timeline):
         if seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds)):
             raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
         environment = self._door.environment
-        deadline = None if seconds is None else environment.monotonic() + seconds
+        deadline = math.inf if seconds is None else environment.monotonic() + seconds
+        view = await self._look()
+        if view is not None and view.status.terminal:
+            return await self._outcome(view)
         bell = Bell()
-        self._door.check()
-        async with self._door.bell(self._session, bell):
-            while True:
-                view = await self._look()
-                if view is not None and view.status.terminal:
-                    return await self._outcome(view)
-                rest = self._door.poll_interval
-                if deadline is not None:
-                    rest = min(rest, deadline - environment.monotonic())
-                    if rest <= 0:
+        async with self._door.feeds.of(self._session) as feed:
+            with feed.ending(self._turn_id, bell):
+                # From here on its end rings; whether it has ended before is seen by looking again.
+                await feed.look()
+                while True:
+                    view = await self._look()
+                    if view is not None and view.status.terminal:
+                        return await self._outcome(view)
+                    left = deadline - environment.monotonic()
+                    if left <= 0:
                         timeout_ms = None if seconds is None else int(seconds * 1000)
                         raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
-                await bell.wait(environment, rest)
+                    rest = min(left, self._door.poll_interval if feed.failing else math.inf)
+                    await bell.wait(environment, None if rest == math.inf else rest)
 
     async def _look(self) -> TurnView | None:
         """The present view; None while the store cannot be asked, which is no answer about the Turn."""

@@ -25,23 +25,19 @@ ANYTHING = "*"
 
 
 class _Listener:
-    """What one listener has not looked at yet. `keys` is None when it listens to all."""
+    """What one listener has not looked at yet."""
 
-    def __init__(self, keys: frozenset[str] | None) -> None:
-        self._keys = keys
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._pending: set[str] = set()
         self._wake = asyncio.Event()
 
-    def tell(self, keys: tuple[str, ...]) -> None:
+    def tell(self, *keys: str) -> None:
         """Called from any thread. One call into the loop per batch, however many hints there are."""
-        wanted = keys if self._keys is None else [key for key in keys if key == ANYTHING or key in self._keys]
-        if not wanted:
-            return
         with self._lock:
             waiting = bool(self._pending)
-            self._pending.update(wanted)
+            self._pending.update(keys)
             if len(self._pending) > PENDING_KEYS_MAX:
                 self._pending = {ANYTHING}
         if not waiting:
@@ -62,26 +58,56 @@ class _Listener:
 
 
 class LocalWakeups:
-    """`Wakeups` for the listeners of this process, on any number of event loops."""
+    """`Wakeups` for the listeners of this process, on any number of event loops.
+
+    A hint costs what it concerns: those who listen for other keys are not looked at.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: tuple[_Listener, ...] = ()
+        self._listeners: dict[_Listener, None] = {}
+        self._for_all: tuple[_Listener, ...] = ()
+        self._by_key: dict[str, tuple[_Listener, ...]] = {}
 
     def publish(self, keys: tuple[str, ...]) -> None:
-        for listener in self._listeners:
-            listener.tell(keys)
+        if ANYTHING in keys:
+            with self._lock:
+                everyone = list(self._listeners)
+            for listener in everyone:
+                listener.tell(ANYTHING)
+            return
+        for listener in self._for_all:
+            listener.tell(*keys)
+        for key in keys:
+            for listener in self._by_key.get(key, ()):
+                listener.tell(key)
 
     @asynccontextmanager
     async def listen(self, keys: frozenset[str] | None = None) -> AsyncGenerator[AsyncIterator[frozenset[str]]]:
-        listener = _Listener(keys)
+        listener = _Listener()
         with self._lock:
-            self._listeners = (*self._listeners, listener)
+            self._listeners[listener] = None
+            if keys is None:
+                self._for_all = (*self._for_all, listener)
+            for key in keys or ():
+                self._by_key[key] = (*self._by_key.get(key, ()), listener)
         try:
             yield listener.heard()
         finally:
             with self._lock:
-                self._listeners = tuple(other for other in self._listeners if other is not listener)
+                del self._listeners[listener]
+                if keys is None:
+                    self._for_all = _without(self._for_all, listener)
+                for key in keys or ():
+                    rest = _without(self._by_key[key], listener)
+                    if rest:
+                        self._by_key[key] = rest
+                    else:
+                        del self._by_key[key]
+
+
+def _without(listeners: tuple[_Listener, ...], one: _Listener) -> tuple[_Listener, ...]:
+    return tuple(listener for listener in listeners if listener is not one)
 
 
 class Ringable(Protocol):

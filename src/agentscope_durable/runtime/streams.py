@@ -16,30 +16,29 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from agentscope_durable.contracts.errors import CursorExpired, HostClosed, InvalidRequest, Retry
+from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Retry
 from agentscope_durable.contracts.events import (
     Committed,
     EventFilter,
-    EventPage,
     PreviewStarted,
     PublicEvent,
     SessionStreamEvent,
     SnapshotReset,
-    sequence_of,
 )
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
-from agentscope_durable.contracts.projection import SnapshotView
-from agentscope_durable.contracts.questions import GetSnapshot, ListEvents
+from agentscope_durable.domain.projection import matches
 from agentscope_durable.runtime.door import SUBJECT, Door
+from agentscope_durable.runtime.feeds import Feed
 from agentscope_durable.runtime.live import PreviewQueue
+from agentscope_durable.runtime.replay import Fact, Replay, cursor_after
 from agentscope_durable.runtime.tasks import Bell
 from agentscope_durable.spi.live import Preview
 
 log = logging.getLogger("agentscope_durable.runtime")
 
-PAGE = 200
-"""Events read at once."""
+BACKLOG_MAX = 400
+"""Facts that wait for a reader. One that is further behind reads the rest from the store when it comes to it."""
 VOIDS_MAX = 1024
 """Messages and calls whose facts were shown, remembered so that a late preview of one is dropped."""
 
@@ -58,17 +57,28 @@ class SessionEventStream:
         cursor: after the last fact that was handed out; None before the first.
     """
 
-    def __init__(self, door: Door, session: SessionKey, narrow: EventFilter, options: EventStreamOptions) -> None:
-        _ = sequence_of(session, options.after)
+    def __init__(
+        self,
+        door: Door,
+        session: SessionKey,
+        narrow: EventFilter,
+        options: EventStreamOptions,
+        *,
+        on_retry: Callable[[Retry], None] | None = None,
+    ) -> None:
+        """Internal. `on_retry` is told of readings that fail and are tried again."""
+        self._replay = Replay(door.query, session, narrow, options.after)
         self._door = door
         self._session = session
         self._filter = narrow
         self._deltas = delta_types(options.deltas)
+        self._on_retry = on_retry
         self._bell = Bell()
         self._stack: AsyncExitStack | None = None
-        self._facts: deque[PublicEvent] = deque()
+        self._feed: Feed | None = None
+        self._joined = False
+        self._facts: deque[Fact] = deque()
         self._out: deque[SessionStreamEvent] = deque()
-        self._read_to = options.after
         self._cursor = options.after
         self._behind = True
         self._previews = PreviewQueue(self._wants, self._bell.ring)
@@ -104,7 +114,8 @@ class SessionEventStream:
             # Before the first look at the store, so that the previews of a very fast agent are not missed (ST-27).
             self._door.live.attach(self._session, self._previews)
             stack.callback(self._door.live.detach, self._session, self._previews)
-        await stack.enter_async_context(self._door.bell(self._session, self))
+        self._feed = await stack.enter_async_context(self._door.feeds.of(self._session))
+        stack.callback(self._feed.leave, self, self._filter)
 
     async def aclose(self) -> None:
         """End the stream. A reader that waits in it stops. Safe to call twice."""
@@ -136,8 +147,8 @@ class SessionEventStream:
                 return found
             if self._behind:
                 await self._read()
-            elif not await self._bell.wait(self._door.environment, self._door.poll_interval):
-                # A hint may have been lost: look.
+            elif not await self._bell.wait(self._door.environment, None if self._joined else self._door.poll_interval):
+                # The feed fails, so nobody else looks.
                 self._behind = True
 
     async def for_each(self, sink: Sink) -> None:
@@ -177,13 +188,17 @@ class SessionEventStream:
             else:
                 self._preview(self._previews.pop())
         found = self._out.popleft()
-        if isinstance(found, Committed):
-            self._cursor = found.cursor
-        elif isinstance(found, SnapshotReset):
-            self._cursor = found.snapshot.cursor
+        if isinstance(found, Committed | SnapshotReset):
+            self._cursor = cursor_after(found)
         return found
 
-    def _show(self, event: PublicEvent) -> None:
+    def _show(self, fact: Fact) -> None:
+        if isinstance(fact, Committed):
+            self._end_previews(fact.event)
+        self._out.append(fact)
+
+    def _end_previews(self, event: PublicEvent) -> None:
+        """What waits of a message or call comes before its fact, and nothing of it comes after."""
         data = event.data
         if event.type in ("message.completed", "message.abandoned"):
             message_id = str(data["messageId"])
@@ -198,7 +213,6 @@ class SessionEventStream:
                 self._preview(preview)
             self._void(call_id, _EVERY)
             self._previews.close_call(call_id)
-        self._out.append(Committed(event))
 
     def _preview(self, preview: Preview) -> None:
         """Show it, unless its fact was shown before."""
@@ -219,34 +233,58 @@ class SessionEventStream:
             and narrow.turn_id in (None, preview.turn_id)
         )
 
-    def ring(self) -> None:
-        """Something was hinted about the Session."""
+    def end_preview(self, preview: Preview) -> None:
+        """Show no more of it: its reader cannot take it."""
+        self._void(preview.call_id or preview.message_id, preview.attempt)
+
+    # ---- facts ----
+
+    def take(self, fact: Committed) -> None:
+        """From the feed."""
+        if fact.event.sequence <= self._replay.position:
+            return
+        if len(self._facts) >= BACKLOG_MAX:
+            assert self._feed is not None
+            self._feed.leave(self, self._filter)
+            self.lost(fact.event.sequence - 1)
+            return
+        self._replay.position = fact.event.sequence
+        if matches(self._filter, fact.event):
+            self._facts.append(fact)
+            self._bell.ring()
+
+    def lost(self, position: int) -> None:
+        self._replay.position = max(self._replay.position, position)
+        self._joined = False
         self._behind = True
         self._bell.ring()
 
     async def _read(self) -> None:
+        assert self._feed is not None
         self._behind = False
-        try:
-            page: EventPage = await self._door.query(
-                ListEvents(session=self._session, filter=self._filter, cursor=self._read_to, limit=PAGE)
-            )
-        except CursorExpired:
-            snapshot: SnapshotView = await self._door.query(GetSnapshot(session=self._session, filter=self._filter))
-            self._read_to = snapshot.cursor
-            self._behind = True
-            self._out.append(SnapshotReset(snapshot))
+        if self._joined:
+            await self._feed.look()
             return
+        try:
+            facts = await self._replay.read()
         except HostClosed:
             raise
         except Retry as error:
             # Reading again repeats nothing and misses nothing.
             log.warning("events cannot be read now: %s", error.what, extra={"session_id": self._session.session_id})
+            if self._on_retry is not None:
+                self._on_retry(error)
             await self._door.environment.sleep(self._door.poll_interval)
             self._behind = True
             return
-        self._facts.extend(page.events)
-        self._read_to = page.cursor
-        self._behind = self._behind or page.cursor != page.high_watermark
+        self._facts.extend(facts)
+        if self._replay.behind:
+            self._behind = True
+        elif self._feed.join(self, self._filter, self._replay.position):
+            self._joined = True
+        elif not self._feed.failing:
+            # It has told others more than this one has read.
+            self._behind = True
 
 
 _EVERY = 1 << 30

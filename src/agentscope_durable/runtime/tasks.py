@@ -67,9 +67,11 @@ class Bell:
     def ring(self) -> None:
         self._event.set()
 
-    async def wait(self, environment: Environment, seconds: float) -> bool:
-        """Sleep until rung or `seconds` have passed; True if it was rung."""
-        if not self._event.is_set() and seconds > 0:
+    async def wait(self, environment: Environment, seconds: float | None) -> bool:
+        """Sleep until rung or `seconds` have passed; True if it was rung. None sleeps until it is rung."""
+        if seconds is None:
+            await self._event.wait()
+        elif not self._event.is_set() and seconds > 0:
             ring = asyncio.ensure_future(self._event.wait())
             sleep = asyncio.ensure_future(environment.sleep(seconds))
             try:

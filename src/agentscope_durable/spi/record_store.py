@@ -7,6 +7,7 @@ and `agentscope_durable.testing.record_store` checks each of them by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from agentscope_durable.contracts.change import (
@@ -97,6 +98,13 @@ class RecordStore(Protocol):
         ...
 
     async def read(self, partition: str, reads: Reads) -> Records: ...
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        """The number of the last event of each of these, in their order; 0 where there is none.
+
+        One cheap reading however many there are: it is asked again and again for all that somebody watches.
+        """
+        ...
 
     async def ready(self, scan: ReadyScan) -> ReadyPage: ...
 

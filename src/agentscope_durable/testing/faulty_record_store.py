@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentscope_durable.contracts.errors import Unavailable, Uncertain
@@ -101,6 +101,13 @@ class FaultyRecordStore:
     async def read(self, partition: str, reads: Reads) -> Records:
         plan = self._before("read")
         answer = await self.inner.read(partition, reads)
+        if plan is not None:
+            raise plan.error()
+        return answer
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        plan = self._before("watermarks")
+        answer = await self.inner.watermarks(partitions)
         if plan is not None:
             raise plan.error()
         return answer

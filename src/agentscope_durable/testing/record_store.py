@@ -392,6 +392,19 @@ class RecordStoreContract:
 
             assert seen == list(range(1, 20 * 15 + 1))
 
+    async def test_numbered_watermarks_tell_the_last_event_of_each(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            assert await store.watermarks(["p", ""]) == [0, 0]
+            for count in (3, 0, 2):
+                entry = events(*"e" * count) if count else None
+                await store.transact("p", NOTHING, always(change(entry=entry)))
+                await store.transact("q", NOTHING, always(change(entry=None)))
+
+            assert await store.watermarks(["nobody", "q", "p", "p"]) == [0, 0, 5, 5]
+            assert await store.watermarks([]) == []
+            many = [f"s{number}" for number in range(PAGE_MAX)]
+            assert await store.watermarks(many) == [0] * PAGE_MAX
+
     async def test_numbered_a_log_page_begins_with_the_row_that_holds_the_next_event(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
             for count in (3, 0, 2, 0, 0, 1):  # events 1-3, 4-5, 6

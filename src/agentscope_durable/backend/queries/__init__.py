@@ -57,6 +57,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.GetHistory: Answer(PUBLIC, messages.get_history),
     q.GetMessage: Answer(PUBLIC, messages.get_message),
     q.ListEvents: Answer(PUBLIC, events.list_events),
+    q.Watermarks: Answer(PUBLIC, events.watermarks),
     q.GetSnapshot: Answer(PUBLIC, snapshots.get_snapshot),
     q.ListInteractions: Answer(PUBLIC, calls.list_interactions),
     q.ListTools: Answer(PUBLIC, calls.list_tools),

@@ -8,13 +8,13 @@ from agentscope_durable.backend.queries.records import run_key, run_of, thread_o
 from agentscope_durable.backend.queries.rows import Found, events_of, open_payload, weight
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
-from agentscope_durable.contracts.errors import CursorExpired, InvalidCursor
+from agentscope_durable.contracts.errors import CursorExpired, InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.domain.projection import concerns
-from agentscope_durable.spi.record_store import Reads, Records
+from agentscope_durable.spi.record_store import PAGE_MAX, Reads, Records
 
-__all__ = ["check_filter", "filter_keys", "list_events", "public_event"]
+__all__ = ["check_filter", "filter_keys", "list_events", "public_event", "watermarks"]
 
 
 async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
@@ -25,7 +25,12 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
     wanted = filter_keys(narrow)
     events: list[PublicEvent] = []
     size = 0
-    checked = False
+    checked = beginning = False
+    if question.seek and position == 0 and narrow.turn_id is not None:
+        records = await reader.read(session, Reads(keys=wanted))
+        check_filter(records, narrow)
+        checked = beginning = True
+        position = turn_of(records, narrow.thread_id or "", narrow.turn_id).input_seq - 1
     while True:
         # Only as far as the page can reach: `limit` counts the events looked at (FI-10).
         rows = log_page(after=position, through=last or position + limit, rows=limit)
@@ -34,6 +39,10 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
             check_filter(records, narrow)
             checked = True
         watermark = records.next_seq - 1
+        if beginning and records.log:
+            # The commit that admitted the Turn, whole.
+            position = min(position, records.log[0].first - 1)
+            beginning = False
         if position > watermark:
             raise InvalidCursor("this cursor is ahead of the timeline", path="cursor")
         if position < records.pruned_through:
@@ -45,8 +54,11 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
         last = last or position + limit
         full = False
         for found in events_of(records.log, after=position, through=last):
-            if concerns(narrow, found.event.type, found.event.thread_id, found.event.turn_id, found.event.run_id):
-                size += weight(found.event)
+            event = found.event
+            if (not question.types or event.type in question.types) and concerns(
+                narrow, event.type, event.thread_id, event.turn_id, event.run_id
+            ):
+                size += weight(event)
                 full = is_full(events, size)
                 if full:
                     break
@@ -54,6 +66,12 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
             position = found.sequence
         if full or position >= min(last, watermark) or not records.log:
             return EventPage(tuple(events), cursor_of(session, position), cursor_of(session, watermark))
+
+
+async def watermarks(reader: Reader, question: q.Watermarks) -> tuple[int, ...]:
+    if len(question.sessions) > PAGE_MAX:
+        raise InvalidRequest(f"at most {PAGE_MAX} sessions in one question", path="sessions")
+    return tuple(await reader.records.watermarks([keys.partition(session) for session in question.sessions]))
 
 
 async def public_event(reader: Reader, session: SessionKey, found: Found) -> PublicEvent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import apsw
@@ -42,6 +42,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     REC,
     REC_SIZE,
     STREAM,
+    WATERMARK,
     Execute,
     log_rows,
     owner_lease,
@@ -114,6 +115,9 @@ class Reader:
 
     def _stream(self, p: int, r: StreamRange) -> list[LogRow]:
         return log_rows(self.run(STREAM, (p, r.stream, r.first, r.last or NO_BOUND, r.limit)))
+
+    def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        return [sum(last for (last,) in self.run(WATERMARK, (partition,))) for partition in partitions]
 
     def ready(self, scan: ReadyScan) -> ReadyPage:
         now_ms = self._clock.now()

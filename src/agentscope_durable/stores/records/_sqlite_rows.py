@@ -62,6 +62,7 @@ PRUNE = "update log set events=null where p=? and first>? and first<=? and count
 PRUNED = "select first + count - 1 from log where p=? and first<=? and count>0 order by first desc, rev desc limit 2"
 
 HEAD = "select p, rev, next_seq, pruned, value from head where name=?"
+WATERMARK = "select next_seq - 1 from head where name=?"
 REC = "select value from rec where p=? and key=?"
 HOLDERS = f"""select head.name from rec join head on head.p=rec.p
     where key=? and {FOUND_BY_KEY} order by head.name limit ?"""  # noqa: S608 - constants only

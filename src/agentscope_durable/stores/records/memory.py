@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
 from agentscope_durable.contracts.errors import HostClosed, Misuse
@@ -206,6 +206,12 @@ class MemoryRecordStore:
                 log=session.rows(reads.log) if reads.log else [],
                 streams={r: session.stream(r) for r in reads.streams},
             )
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        await asyncio.sleep(0)
+        with self._open():
+            found = [self._sessions.get(partition) for partition in partitions]
+            return [0 if session is None else session.next_seq - 1 for session in found]
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast, get_args
@@ -209,6 +209,9 @@ class SqliteRecordStore:
     async def read(self, partition: str, reads: Reads) -> Records:
         check_reads(reads)
         return await self._ask(lambda reader: reader.records(partition, reads))
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        return await self._ask(lambda reader: reader.watermarks(partitions))
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         check_limit(scan.limit)

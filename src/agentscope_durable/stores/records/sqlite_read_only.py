@@ -14,7 +14,7 @@ Rule 3: a connection lives for one reading. Between two of them nothing is held:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
@@ -130,6 +130,9 @@ class SqliteReadOnlyStore:
     async def read(self, partition: str, reads: Reads) -> Records:
         check_reads(reads)
         return await self._ask(lambda reader: reader.records(partition, reads))
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        return await self._ask(lambda reader: reader.watermarks(partitions))
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         check_limit(scan.limit)

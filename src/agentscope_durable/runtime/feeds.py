@@ -1,0 +1,315 @@
+"""One look at a Session for everybody of this runtime who watches it.
+
+Rule 1: a commit is read and decoded once, however many streams, subscriptions and waits there are, and told to those
+alone whose Thread or Turn it concerns. Who only waits for the ends of Turns has nothing else decoded.
+Rule 2: one question in `poll_interval` tells which of all watched Sessions have moved; hints make it sooner (ST-10). An
+idle watcher costs memory and nothing else.
+Rule 3: a feed is a shortcut and never the only way. Whom it cannot serve, because they are behind or because reading
+fails, it tells so, and they read for themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
+
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import PAGE_MAX
+from agentscope_durable.contracts.errors import CursorExpired, DurableError
+from agentscope_durable.contracts.events import Committed, EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.questions import ListEvents, Watermarks
+from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.domain.change import session_hint
+from agentscope_durable.runtime.hints import ringing
+from agentscope_durable.runtime.replay import PAGE
+from agentscope_durable.runtime.tasks import Bell, Tasks, stop
+from agentscope_durable.spi.backend import Wakeups
+from agentscope_durable.spi.environment import Environment
+
+log = logging.getLogger("agentscope_durable.runtime")
+
+TOLD_AT_ONCE = 1000
+"""Facts handed to watchers before others get the event loop."""
+
+_ENDS = ("turn.status",)
+"""All that a wait for the end of a Turn must read."""
+
+Scope = tuple[str | None, str | None]
+"""Thread and Turn that a watcher is narrowed to."""
+
+
+class Watcher(Protocol):
+    """Called on the event loop; must not block and must not raise."""
+
+    def take(self, fact: Committed) -> None:
+        """The next fact of its Thread or Turn. It may leave the feed instead of taking it."""
+        ...
+
+    def lost(self, position: int) -> None:
+        """The feed tells no more. Everything up to `position` was told; the watcher reads on for itself."""
+        ...
+
+
+class Feed:
+    """The end of one Session's timeline, as it grows."""
+
+    def __init__(
+        self, ask: Callable[[Any], Awaitable[Any]], wakeups: Wakeups, environment: Environment, session: SessionKey
+    ) -> None:
+        self._ask = ask
+        self._wakeups = wakeups
+        self._environment = environment
+        self.session = session
+        self.task: asyncio.Task[None] | None = None
+        self.users = 0
+        self._bell = Bell()
+        # None until somebody who watches has told it, or the timeline was looked at.
+        self._position: int | None = None
+        self._failing = False
+        self._ended = False
+        self._watchers: dict[Scope, dict[Watcher, None]] = {}
+        self._waits: dict[str, dict[Bell, None]] = {}
+        self._looks: list[asyncio.Future[None]] = []
+
+    # ---- for those who watch ----
+
+    @property
+    def failing(self) -> bool:
+        """It could not read: nobody is told anything, and whoever waits must look for himself."""
+        return self._failing or self._ended
+
+    def join(self, watcher: Watcher, narrow: EventFilter, position: int) -> bool:
+        """Tell `watcher` every fact after `position`; it may be told earlier ones, too.
+
+        False if that cannot be: the feed has passed it, or is failing. Then it reads on for itself and asks again.
+        """
+        if self.failing or position < (self._position or 0):
+            return False
+        if self._position is None:
+            self._position = position
+        self._watchers.setdefault(_scope(narrow), {})[watcher] = None
+        return True
+
+    def leave(self, watcher: Watcher, narrow: EventFilter) -> None:
+        """Tell it nothing more. Twice is fine."""
+        scope = _scope(narrow)
+        watchers = self._watchers.get(scope, {})
+        watchers.pop(watcher, None)
+        if not watchers:
+            self._watchers.pop(scope, None)
+
+    @contextmanager
+    def ending(self, turn_id: str, bell: Bell) -> Iterator[None]:
+        """While entered, the bell rings when the Turn has ended, and when the feed cannot know."""
+        self._waits.setdefault(turn_id, {})[bell] = None
+        try:
+            yield
+        finally:
+            waits = self._waits[turn_id]
+            del waits[bell]
+            if not waits:
+                del self._waits[turn_id]
+
+    async def look(self) -> None:
+        """Come back when everything that is committed now has been told, or the feed is failing."""
+        if self._ended:
+            return
+        looked = asyncio.get_running_loop().create_future()
+        self._looks.append(looked)
+        self._bell.ring()
+        await looked
+
+    # ---- the work ----
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def moved(self, watermark: int) -> bool:
+        """Whether there is something to read, if this is the number of the newest event."""
+        return self._failing or (self._watched and self._position != watermark)
+
+    @property
+    def _watched(self) -> bool:
+        return bool(self._watchers or self._waits)
+
+    async def run(self) -> None:
+        """Read whenever it is rung, until cancelled."""
+        try:
+            hint = session_hint(keys.partition(self.session))
+            async with ringing(self._wakeups, frozenset({hint}), self._bell):
+                while True:
+                    await self._bell.wait(self._environment, None)
+                    await self._turn()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Nobody is told anything any more."""
+        self._ended = True
+        self._let_go()
+        self._looked(self._looks)
+
+    async def _turn(self) -> None:
+        looks, self._looks = self._looks, []
+        try:
+            await self._read()
+            self._failing = False
+        except CursorExpired:
+            # Pruned before it was read. Each one finds out for himself what that means for him.
+            self._let_go()
+            self._position = None
+            self._bell.ring()
+        except DurableError as error:
+            if not self._failing:
+                log.warning("events cannot be read now: %s", error.what, extra={"session_id": self.session.session_id})
+            self._failing = True
+            self._let_go()
+        except Exception as error:  # noqa: BLE001 - whoever watches meets it himself, and can tell his caller
+            log.warning(
+                "events cannot be read: %s", type(error).__name__, extra={"session_id": self.session.session_id}
+            )
+            self._failing = True
+            self._let_go()
+        finally:
+            self._looked(looks)
+
+    async def _read(self) -> None:
+        if not self._watched:
+            # They are still reading on for themselves, or were let go: only see whether it works again.
+            self._position = None
+            if self._failing:
+                await self._ask(ListEvents(session=self.session, limit=1))
+            return
+        if self._position is None:
+            page: EventPage = await self._ask(ListEvents(session=self.session, limit=1))
+            if self._position is None:
+                self._position = sequence_of(self.session, page.high_watermark)
+                return
+        told = 0
+        while self._watched:
+            whole = bool(self._watchers)
+            page = await self._ask(
+                ListEvents(
+                    session=self.session,
+                    cursor=cursor_of(self.session, self._position),
+                    limit=PAGE,
+                    types=() if whole else _ENDS,
+                )
+            )
+            if not whole and self._watchers:
+                # Somebody came meanwhile who wants all of it.
+                continue
+            for event in page.events:
+                told += self._tell(event)
+                if told > TOLD_AT_ONCE:
+                    told = 0
+                    await asyncio.sleep(0)
+            self._position = sequence_of(self.session, page.cursor)
+            if page.cursor == page.high_watermark:
+                return
+
+    def _tell(self, event: PublicEvent) -> int:
+        """How many were told."""
+        told = 0
+        fact = Committed(event)
+        places = ((None, None), (event.thread_id, None), (event.thread_id, event.turn_id))
+        for scope in dict.fromkeys(places):
+            for watcher in tuple(self._watchers.get(scope, ())):
+                watcher.take(fact)
+                told += 1
+        # From here on whoever stands before this event has missed it, and is not let in.
+        self._position = event.sequence
+        if event.type in _ENDS and event.turn_id in self._waits and TurnStatus(event.data["turn"]["status"]).terminal:
+            for bell in self._waits[event.turn_id]:
+                bell.ring()
+        return told
+
+    def _let_go(self) -> None:
+        watchers, self._watchers = self._watchers, {}
+        for group in watchers.values():
+            for watcher in group:
+                watcher.lost(self._position or 0)
+        for waits in self._waits.values():
+            for bell in waits:
+                bell.ring()
+
+    @staticmethod
+    def _looked(looks: list[asyncio.Future[None]]) -> None:
+        for looked in looks:
+            if not looked.done():
+                looked.set_result(None)
+
+
+def _scope(narrow: EventFilter) -> Scope:
+    return narrow.thread_id, narrow.turn_id
+
+
+class Feeds:
+    """The feeds of one runtime: one for each Session that somebody watches."""
+
+    def __init__(
+        self, ask: Callable[[Any], Awaitable[Any]], wakeups: Wakeups, environment: Environment, poll_interval: float
+    ) -> None:
+        self._ask = ask
+        self._wakeups = wakeups
+        self._environment = environment
+        self._poll_interval = poll_interval
+        self._feeds: dict[SessionKey, Feed] = {}
+        self._tasks = Tasks()
+        self._poller: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def of(self, session: SessionKey) -> AsyncGenerator[Feed]:
+        """The Session's feed, which works while somebody is in here."""
+        feed = self._feeds.get(session)
+        if feed is None:
+            feed = self._feeds[session] = Feed(self._ask, self._wakeups, self._environment, session)
+            feed.task = self._tasks.start(feed.run(), name="feed")
+        if self._poller is None:
+            self._poller = self._tasks.start(self._poll(), name="poll")
+        feed.users += 1
+        try:
+            yield feed
+        finally:
+            feed.users -= 1
+            if not feed.users:
+                await self._drop(feed)
+
+    async def _drop(self, feed: Feed) -> None:
+        if self._feeds.get(feed.session) is feed:
+            del self._feeds[feed.session]
+        poller = None
+        if not self._feeds:
+            poller, self._poller = self._poller, None
+        await stop(*(task for task in (feed.task, poller) if task is not None))
+
+    async def _poll(self) -> None:
+        """Hints may be lost, and other machines send none: ask which Sessions have moved."""
+        while True:
+            await self._environment.sleep(self._poll_interval)
+            feeds = list(self._feeds.values())
+            for start in range(0, len(feeds), PAGE_MAX):
+                part = feeds[start : start + PAGE_MAX]
+                for feed, watermark in zip(part, await self._watermarks(part), strict=True):
+                    if feed.moved(watermark):
+                        feed.ring()
+
+    async def _watermarks(self, feeds: list[Feed]) -> tuple[int, ...]:
+        try:
+            return await self._ask(Watermarks(sessions=tuple(feed.session for feed in feeds)))
+        except Exception as error:  # noqa: BLE001 - each feed looks for itself then, and meets what there is
+            log.debug("watermarks cannot be read: %s", type(error).__name__)
+            return (-1,) * len(feeds)
+
+    def close(self) -> None:
+        """End all of them: those who watch are told, and find the runtime closed."""
+        for feed in self._feeds.values():
+            feed.end()
+        self._tasks.cancel()
+
+    async def wait(self, timeout: float) -> bool:
+        return await self._tasks.wait(timeout)
