@@ -163,15 +163,10 @@ class Feed:
             self._let_go()
             self._position = None
             self._bell.ring()
-        except DurableError as error:
+        except Exception as error:  # noqa: BLE001 - who watches reads for himself, and tells his caller what he meets
             if not self._failing:
-                log.warning("events cannot be read now: %s", error.what, extra={"session_id": self.session.session_id})
-            self._failing = True
-            self._let_go()
-        except Exception as error:  # noqa: BLE001 - whoever watches meets it himself, and can tell his caller
-            log.warning(
-                "events cannot be read: %s", type(error).__name__, extra={"session_id": self.session.session_id}
-            )
+                reason = error.what if isinstance(error, DurableError) else type(error).__name__
+                log.warning("events cannot be read: %s", reason, extra={"session_id": self.session.session_id})
             self._failing = True
             self._let_go()
         finally:
