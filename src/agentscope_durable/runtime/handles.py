@@ -216,23 +216,22 @@ class DurableTurn(_Timeline):
         environment = self._door.environment
         deadline = math.inf if seconds is None else environment.monotonic() + seconds
         view = await self._look()
-        if view is not None and view.status.terminal:
-            return await self._outcome(view)
-        bell = Bell()
-        async with self._door.feeds.of(self._session) as feed:
-            with feed.ending(self._turn_id, bell):
-                # From here on its end rings; whether it has ended before is seen by looking again.
-                await feed.look()
-                while True:
-                    view = await self._look()
-                    if view is not None and view.status.terminal:
-                        return await self._outcome(view)
-                    left = deadline - environment.monotonic()
-                    if left <= 0:
-                        timeout_ms = None if seconds is None else int(seconds * 1000)
-                        raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
-                    rest = min(left, self._door.poll_interval if feed.failing else math.inf)
-                    await bell.wait(environment, None if rest == math.inf else rest)
+        if _unfinished(view) and environment.monotonic() < deadline:
+            bell = Bell()
+            async with self._door.feeds.of(self._session) as feed:
+                with feed.ending(self._turn_id, bell):
+                    # From here on its end rings; whether it has ended before is seen by looking again.
+                    await feed.look()
+                    while _unfinished(view := await self._look()):
+                        left = deadline - environment.monotonic()
+                        if left <= 0:
+                            break
+                        rest = min(left, self._door.poll_interval if feed.failing else math.inf)
+                        await bell.wait(environment, None if rest == math.inf else rest)
+        if view is None or not view.status.terminal:
+            timeout_ms = None if seconds is None else int(seconds * 1000)
+            raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
+        return await self._outcome(view)
 
     async def _look(self) -> TurnView | None:
         """The present view; None while the store cannot be asked, which is no answer about the Turn."""
@@ -643,6 +642,10 @@ def _content(document: JsonValue) -> JsonValue:
     """The list of content blocks of an input in its wire form."""
     assert isinstance(document, dict)
     return document["content"]
+
+
+def _unfinished(view: TurnView | None) -> bool:
+    return view is None or not view.status.terminal
 
 
 def _reasons(view: TurnView | None) -> str | None:

@@ -1,0 +1,299 @@
+"""One reader for all who watch a Session: what it costs, and what happens where it cannot serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agentscope_durable.contracts.errors import CursorExpired, Forbidden, NotFound, Unavailable, WaitTimeout
+from agentscope_durable.contracts.events import Committed, EventFilter, SnapshotReset, sequence_of
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.questions import GetTurn, ListEvents, Watermarks
+from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.streams import BACKLOG_MAX
+from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, say
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, until
+
+MANY = 200
+
+
+class Counted:
+    """A backend that counts what it is asked, and may be told to fail."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.asked: Counter[str] = Counter()
+        self.fail: Any = lambda question: None
+        self.silent = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def wakeups(self) -> Any:
+        return LocalWakeups() if self.silent else self._backend.wakeups()
+
+    async def query(self, question: Any, **options: Any) -> Any:
+        self.asked[type(question).__name__] += 1
+        error = self.fail(question)
+        if error is not None:
+            raise error
+        return await self._backend.query(question, **options)
+
+
+@pytest.mark.spec("ST-10")
+async def test_a_commit_is_read_once_for_all_who_wait_in_its_session(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    api = await hosts.open(backend=counted, poll_interval=60.0)
+    brain = await hosts.open([final("ok")], start=False)
+    session = await brain.create_session(KEY, "agent")
+    busy = await session.create_thread("busy", "agent")
+    turns = [await session.submit(f"r{number}", "a") for number in range(MANY)]
+    waits = [asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS)) for turn in turns]
+    streams = [api.get_session(KEY).get_turn(turn.turn_id).stream_events() for turn in turns]
+    caught_up = [asyncio.create_task(_facts(stream, 2)) for stream in streams]
+    await asyncio.gather(*caught_up)
+    idle = [asyncio.create_task(anext(stream)) for stream in streams]
+    await until(lambda: counted.asked["GetTurn"] == 2 * MANY)
+    await _quiet(counted)
+    before = counted.asked.copy()
+
+    for number in range(10):
+        await busy.submit(f"b{number}", "x")
+        await _quiet(counted)
+    spent = counted.asked - before
+
+    assert set(spent) == {"ListEvents"}
+    assert spent["ListEvents"] <= 2 * 10
+    await brain.start()
+    assert {str(message) for message in await asyncio.gather(*waits)} == {"ok"}
+    await asyncio.gather(*idle)
+    for stream in streams:
+        await stream.aclose()
+    assert counted.asked["GetTurn"] == 3 * MANY
+
+
+async def _facts(stream: Any, count: int) -> list[Committed]:
+    async with asyncio.timeout(SECONDS):
+        return [await anext(stream) for _ in range(count)]
+
+
+async def _quiet(counted: Counted) -> None:
+    """Until nothing is asked any more."""
+    while True:
+        before = counted.asked.total()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        if counted.asked.total() == before:
+            return
+
+
+@pytest.mark.spec("ST-10")
+async def test_without_hints_one_question_finds_what_moved_in_many_sessions(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    counted.silent = True
+    api = await hosts.open(backend=counted, poll_interval=0.05)
+    brain = await hosts.open([final()], start=False)
+    keys = [SessionKey("app", f"s{number}") for number in range(MANY)]
+    streams = []
+    for key in keys:
+        await brain.create_session(key, "agent")
+        stream = api.get_session(key).stream_events()
+        await _facts(stream, 2)
+        streams.append(stream)
+    waiting = [asyncio.create_task(anext(stream)) for stream in streams]
+    await until(lambda: counted.asked["Watermarks"] > 0)
+    await asyncio.sleep(0)
+    reads, asked = counted.asked["ListEvents"], counted.asked["Watermarks"]
+    await until(lambda: counted.asked["Watermarks"] >= asked + 3)
+    assert counted.asked["ListEvents"] - reads <= MANY  # the last look of each, at most
+
+    turn = await brain.get_session(keys[7]).submit("r1", "a")
+    async with asyncio.timeout(SECONDS):
+        assert (await waiting[7]).event.turn_id == turn.turn_id
+    assert not any(task.done() for task in waiting[:7] + waiting[8:])
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_backend_that_tells_no_watermarks_is_looked_at_all_the_same(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    counted.silent = True
+    counted.fail = lambda question: Forbidden("watermarks") if isinstance(question, Watermarks) else None
+    brain = await hosts.open([final("ok")])
+    session = await brain.create_session(KEY, "agent")
+    api = await hosts.open(backend=counted)
+    turn = await session.submit("r1", "a")
+
+    assert str(await api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS)) == "ok"
+
+
+async def test_a_wait_has_nothing_decoded_but_ends(hosts: Hosts) -> None:
+    asked: list[ListEvents] = []
+    counted = Counted(hosts.backend)
+    counted.fail = lambda question: asked.append(question) if isinstance(question, ListEvents) else None
+    gates = Gates()
+    brain = await hosts.open(ScriptedHarness([say("x"), Stall(gate="g"), final("ok")], gates=gates))
+    session = await brain.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    api = await hosts.open(backend=counted)
+    waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
+    await gates.reached("g")
+    await until(lambda: len(asked) > 0)
+    gates.open("g")
+
+    assert str(await waiting) == "ok"
+    assert {question.types for question in asked if question.limit > 1} == {("turn.status",)}
+
+
+async def test_who_does_not_read_for_long_reads_on_from_the_store(hosts: Hosts) -> None:
+    brain = await hosts.open([final()], start=False)
+    session = await brain.create_session(KEY, "agent")
+    async with session.stream_events() as slow, session.stream_events() as fast:
+        await _facts(slow, 2), await _facts(fast, 2)
+        late = [asyncio.create_task(anext(slow)), asyncio.create_task(anext(fast))]
+        for number in range(BACKLOG_MAX):
+            await session.submit(f"r{number}", "a")
+        first, _ = await asyncio.gather(*late)
+        quick = await _facts(fast, 2 * BACKLOG_MAX - 1)
+        await until(lambda: len(slow._facts) >= BACKLOG_MAX or not slow._joined)
+        assert len(slow._facts) <= BACKLOG_MAX
+        rest = await _facts(slow, 2 * BACKLOG_MAX - 1)
+
+        assert [fact.event.sequence for fact in (first, *rest)] == list(range(3, 2 * BACKLOG_MAX + 3))
+        assert rest == quick
+        # It is told again from here on.
+        waiting = asyncio.create_task(anext(slow))
+        await session.submit("last", "a")
+        assert (await waiting).event.sequence == 2 * BACKLOG_MAX + 3
+
+
+async def test_while_the_store_is_away_waits_and_streams_only_become_late(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    gates = Gates()
+    brain = await hosts.open(ScriptedHarness([Stall(gate="g"), final("ok")], gates=gates))
+    session = await brain.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    await gates.reached("g")
+    api = await hosts.open(backend=counted)
+    seen = api.get_session(KEY).get_turn(turn.turn_id)
+    waiting = asyncio.create_task(seen.wait(SECONDS))
+    async with api.get_session(KEY).stream_events() as events:
+        so_far = await _facts(events, len(await all_events(session)))
+        following = asyncio.create_task(anext(events))
+        await until(lambda: counted.asked["GetTurn"] >= 2)
+        counted.fail = lambda question: Unavailable("away")
+        gates.open("g")
+        await turn.wait(SECONDS)
+        await until(lambda: counted.asked["GetTurn"] >= 4)
+        assert not waiting.done() and not following.done()
+        counted.fail = lambda question: None
+
+        assert str(await waiting) == "ok"
+        rest = [await following, *await _facts(events, len(await all_events(session)) - len(so_far) - 1)]
+    assert [fact.event for fact in (*so_far, *rest)] == await all_events(session)
+
+
+async def test_an_event_that_cannot_be_read_hurts_those_alone_whom_it_concerns(hosts: Hosts) -> None:
+    """The whole Session fails at it; a Turn that does not hold it goes on, and so does a wait."""
+    counted = Counted(hosts.backend)
+    brain = await hosts.open([final("ok")], start=False)
+    session = await brain.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    broken = await session.create_thread("broken", "agent")
+    api = (await hosts.open(backend=counted)).get_session(KEY)
+    async with api.stream_events() as whole, api.get_turn(turn.turn_id).stream_events() as mine:
+        await _facts(whole, 5), await _facts(mine, 2)
+        late = [asyncio.create_task(anext(whole)), asyncio.create_task(anext(mine))]
+        waiting = asyncio.create_task(api.get_turn(turn.turn_id).wait(SECONDS))
+        await until(lambda: counted.asked["GetTurn"] >= 2)
+        counted.fail = lambda question: (
+            NotFound("object", "x")
+            if isinstance(question, ListEvents)
+            and question.filter == EventFilter()
+            and not question.types
+            and question.limit > 1
+            else None
+        )
+        await broken.submit("r2", "b")
+        await refused(late[0], NotFound)
+        await brain.start()
+
+        assert (await late[1]).event.turn_id == turn.turn_id
+        assert str(await waiting) == "ok"
+
+
+@pytest.mark.spec("ST-07")
+async def test_a_feed_that_was_overtaken_by_pruning_lets_each_find_out_for_himself(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    brain = await hosts.open([final("ok")], start=False)
+    session = await brain.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    pruned = 0
+
+    def fail(question: Any) -> Exception | None:
+        if isinstance(question, ListEvents) and question.limit > 1:
+            position = sequence_of(KEY, question.cursor)
+            if position < pruned:
+                return CursorExpired(position, oldest=pruned)
+        return None
+
+    counted.fail = fail
+    api = (await hosts.open(backend=counted)).get_session(KEY)
+    async with api.main_thread().stream_events() as events:
+        await _facts(events, 3)
+        waiting = asyncio.create_task(api.get_turn(turn.turn_id).wait(SECONDS))
+        await until(lambda: counted.asked["GetTurn"] >= 2)
+        following = asyncio.create_task(anext(events))
+        pruned = 6
+        await brain.start()
+        await turn.wait(SECONDS)
+        reset = await following
+        async with asyncio.timeout(SECONDS):
+            while not isinstance(reset, SnapshotReset):
+                reset = await anext(events)
+
+        assert reset.snapshot.filter == EventFilter(thread_id="main")
+        assert str(await waiting) == "ok"
+        again = await session.submit("r2", "b")
+        async with asyncio.timeout(SECONDS):
+            seen = [item async for item in _until_turn(events, again.turn_id)]
+    assert sequence_of(KEY, reset.snapshot.cursor) < seen[0].event.sequence
+
+
+async def _until_turn(events: Any, turn_id: str) -> Any:
+    async for item in events:
+        if item.event.turn_id == turn_id:
+            yield item
+            return
+        yield item
+
+
+async def test_nothing_is_left_when_the_last_one_leaves(hosts: Hosts) -> None:
+    runtime = await hosts.open([final("ok")])
+    session = await runtime.create_session(KEY, "agent")
+    feeds = runtime._door.feeds
+    turn = await session.submit("r1", "a")
+    async with session.stream_events() as events:
+        await anext(events)
+        await turn.wait(SECONDS)
+        assert len(feeds._feeds) == 1
+    await refused(session.main_thread().get_turn("nobody's").wait(), NotFound)
+
+    assert not feeds._feeds and not len(feeds._tasks) and feeds._poller is None
+
+
+async def test_a_wait_without_time_asks_once(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    brain = await hosts.open([final()], start=False)
+    turn = await (await brain.create_session(KEY, "agent")).submit("r1", "a")
+    api = await hosts.open(backend=counted)
+
+    await refused(api.get_session(KEY).get_turn(turn.turn_id).wait(0), WaitTimeout)
+    assert counted.asked == {GetTurn.__name__: 1}
+    assert (await turn.status()).status is TurnStatus.QUEUED
