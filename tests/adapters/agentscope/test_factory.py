@@ -92,3 +92,9 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], path: str) -> None
         AgentScopeAdapter.for_react(**{"factory": describe, **arguments})
 
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("make", [AgentScopeAdapter.for_react, AgentScopeAdapter.for_harness])
+def test_an_option_that_there_is_not_is_refused_by_name(make: Any) -> None:
+    with pytest.raises(TypeError, match="no option 'reply_rules'"):
+        make(describe, reply_rules={})

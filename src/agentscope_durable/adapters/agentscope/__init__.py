@@ -3,7 +3,7 @@
 Importing this does not import AgentScope; making an adapter does.
 """
 
-from agentscope_durable.adapters.agentscope.adapter import AgentScopeAdapter
+from agentscope_durable.adapters.agentscope.adapter import AdapterOptions, AgentScopeAdapter
 from agentscope_durable.adapters.agentscope.binding import AgentBuilder, AgentFactory, Binding, RuntimeContext
 from agentscope_durable.adapters.agentscope.context import current_origin, replaying
 from agentscope_durable.adapters.agentscope.executor import AgentScopeToolExecutor
@@ -13,6 +13,7 @@ from agentscope_durable.spi.executor import ToolError
 
 __all__ = [
     "STATE_VERSION",
+    "AdapterOptions",
     "AgentBuilder",
     "AgentFactory",
     "AgentScopeAdapter",

@@ -7,14 +7,15 @@ four protected override points of a model class, on a proxy, by which single req
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import TypedDict, Unpack
 
 from agentscope_durable.adapters.agentscope.binding import AgentFactory, Factory
 from agentscope_durable.adapters.agentscope.classify import classify_error
 from agentscope_durable.adapters.agentscope.library import may_continue, require, warn_if_untested
 from agentscope_durable.adapters.agentscope.run import Run, Setup
 from agentscope_durable.adapters.agentscope.settle import settle_turn
-from agentscope_durable.adapters.agentscope.tools import ToolBinding, as_bindings
+from agentscope_durable.adapters.agentscope.tools import Bindings, ToolBinding, as_bindings
 from agentscope_durable.contracts.commands import RunEnd
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.journal import STATE_VERSION
@@ -25,7 +26,30 @@ from agentscope_durable.journal.state_store import AgentStateStore
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.harness import HarnessCapabilities, RunContext, SettleContext, Settlement
 
-__all__ = ["AgentScopeAdapter"]
+__all__ = ["AdapterOptions", "AgentScopeAdapter"]
+
+
+class AdapterOptions(TypedDict, total=False):
+    """What `for_react` and `for_harness` take by keyword.
+
+    Attributes:
+        replay_rules: by tool name `safe` or `never`: whether a local tool whose outcome was lost may be run again
+            (D18). A tool that is read-only is safe without being named here.
+        accept_untested_agentscope: continue Turns in flight on releases this one was not tested with (D21).
+        state_store: where programs without a journal keep the agent's state; read once, then kept up to date.
+        model_call_policy: decides about each model call before it is made.
+        model_request_observer: told of each request.
+        scheduling: bounds of commits under way; from the environment when not given.
+        environment: clock and threads.
+    """
+
+    replay_rules: Mapping[str, ReplayRule | str] | None
+    accept_untested_agentscope: bool
+    state_store: AgentStateStore | None
+    model_call_policy: ModelCallPolicy | None
+    model_request_observer: ModelRequestObserver | None
+    scheduling: JournalScheduling | None
+    environment: Environment
 
 
 class AgentScopeAdapter:
@@ -34,111 +58,60 @@ class AgentScopeAdapter:
     def __init__(
         self,
         factory: AgentFactory,
-        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
+        bindings: Bindings = (),
         *,
         harness: bool = False,
-        replay_rules: Mapping[str, ReplayRule | str] | None = None,
-        accept_untested_agentscope: bool = False,
-        state_store: AgentStateStore | None = None,
-        model_call_policy: ModelCallPolicy | None = None,
-        model_request_observer: ModelRequestObserver | None = None,
-        scheduling: JournalScheduling | None = None,
-        environment: Environment = SYSTEM,
+        **options: Unpack[AdapterOptions],
     ) -> None:
+        for name in options.keys() - AdapterOptions.__annotations__.keys():
+            raise TypeError(f"AgentScopeAdapter has no option {name!r}")
         if not callable(factory):
             raise InvalidRequest(
                 f"give a factory, `def make_agent(binding): return AgentBuilder(...)`, not {type(factory).__name__}",
                 path="factory",
             )
         self._version = require()
-        self._accept_untested = accept_untested_agentscope
+        self._accept_untested = options.get("accept_untested_agentscope", False)
         self._bindings = as_bindings(bindings)
+        rules = options.get("replay_rules") or {}
         self._setup = Setup(
             factory=Factory(factory, harness=harness),
             bindings=self._bindings,
-            rules={name: _replay_rule(name, rule) for name, rule in (replay_rules or {}).items()},
+            rules={name: _replay_rule(name, rule) for name, rule in rules.items()},
             version=self._version,
-            channels=Channels(scheduling),
-            environment=environment,
-            policy=model_call_policy,
-            observer=model_request_observer,
-            state_store=state_store,
+            channels=Channels(options.get("scheduling")),
+            environment=options.get("environment", SYSTEM),
+            policy=options.get("model_call_policy"),
+            observer=options.get("model_request_observer"),
+            state_store=options.get("state_store"),
             left_behind=set[asyncio.Task[None]](),
         )
-        if not accept_untested_agentscope:
+        if not self._accept_untested:
             warn_if_untested(self._version)
 
     @classmethod
     def for_react(
-        cls,
-        factory: AgentFactory,
-        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
-        *,
-        replay_rules: Mapping[str, ReplayRule | str] | None = None,
-        accept_untested_agentscope: bool = False,
-        state_store: AgentStateStore | None = None,
-        model_call_policy: ModelCallPolicy | None = None,
-        model_request_observer: ModelRequestObserver | None = None,
-        scheduling: JournalScheduling | None = None,
-        environment: Environment = SYSTEM,
+        cls, factory: AgentFactory, bindings: Bindings = (), **options: Unpack[AdapterOptions]
     ) -> AgentScopeAdapter:
         """An adapter of the agents that a factory describes (AS-01).
 
         Args:
             factory: called once for every Run with a `Binding`; returns, or is awaited for, a new `AgentBuilder`.
             bindings: tools that run elsewhere: by name a `ToolBinding` or a route, or a list of bindings.
-            replay_rules: by tool name `safe` or `never`: whether a local tool whose outcome was lost may be run again
-                (D18). A tool that is read-only is safe without being named here.
-            accept_untested_agentscope: continue Turns in flight on releases this one was not tested with (D21).
-            state_store: where programs without a journal keep the agent's state; read once, then kept up to date.
-            model_call_policy: decides about each model call before it is made.
-            model_request_observer: told of each request.
-            scheduling: bounds of commits under way; from the environment when not given.
-            environment: clock and threads.
+            options: see `AdapterOptions`.
 
         Raises:
             MissingExtra: AgentScope is not installed.
             InvalidRequest: the factory, a binding or a rule is not one.
         """
-        return cls(
-            factory,
-            bindings,
-            replay_rules=replay_rules,
-            accept_untested_agentscope=accept_untested_agentscope,
-            state_store=state_store,
-            model_call_policy=model_call_policy,
-            model_request_observer=model_request_observer,
-            scheduling=scheduling,
-            environment=environment,
-        )
+        return cls(factory, bindings, **options)
 
     @classmethod
     def for_harness(
-        cls,
-        factory: AgentFactory,
-        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding] = (),
-        *,
-        replay_rules: Mapping[str, ReplayRule | str] | None = None,
-        accept_untested_agentscope: bool = False,
-        state_store: AgentStateStore | None = None,
-        model_call_policy: ModelCallPolicy | None = None,
-        model_request_observer: ModelRequestObserver | None = None,
-        scheduling: JournalScheduling | None = None,
-        environment: Environment = SYSTEM,
+        cls, factory: AgentFactory, bindings: Bindings = (), **options: Unpack[AdapterOptions]
     ) -> AgentScopeAdapter:
         """The same for agents with a workspace: the factory returns `AgentBuilder(..., workspace=...)` (AS-02)."""
-        return cls(
-            factory,
-            bindings,
-            harness=True,
-            replay_rules=replay_rules,
-            accept_untested_agentscope=accept_untested_agentscope,
-            state_store=state_store,
-            model_call_policy=model_call_policy,
-            model_request_observer=model_request_observer,
-            scheduling=scheduling,
-            environment=environment,
-        )
+        return cls(factory, bindings, harness=True, **options)
 
     # ---- HarnessAdapter ----
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from agentscope_durable.adapters.agentscope.codec import result_of_response
 from agentscope_durable.adapters.agentscope.context import in_tool
 from agentscope_durable.adapters.agentscope.library import require
 from agentscope_durable.adapters.agentscope.tools import (
+    Bindings,
     ToolBinding,
     ToolOutcome,
     as_bindings,
@@ -55,7 +55,7 @@ class AgentScopeToolExecutor:
     def __init__(
         self,
         toolkit: Any,
-        bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding],
+        bindings: Bindings,
         timeout: float | None = None,
     ) -> None:
         _ = require()

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -100,7 +100,11 @@ class ToolBinding(msgspec.Struct, frozen=True):
         return f"ToolBinding({self.name!r}, {self.route!r}, version={self.version!r})"
 
 
-def as_bindings(bindings: Mapping[str, ToolBinding | str] | Iterable[ToolBinding]) -> dict[str, ToolBinding]:
+Bindings: TypeAlias = Mapping[str, ToolBinding | str] | Iterable[ToolBinding]
+"""Tools that run elsewhere: by name a `ToolBinding` or a route, or a list of bindings."""
+
+
+def as_bindings(bindings: Bindings) -> dict[str, ToolBinding]:
     """Bindings by tool name, from a map of names to bindings or routes, or from a list of bindings.
 
     Raises:
