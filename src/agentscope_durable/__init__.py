@@ -72,7 +72,8 @@ if TYPE_CHECKING:
         SessionStreamEvent,
         SnapshotReset,
     )
-    from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
+    from agentscope_durable.contracts.explanation import Explanation, HostView, Reason
+    from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey, TurnKey
     from agentscope_durable.contracts.messages import (
         Audio,
         Base64,
@@ -87,11 +88,13 @@ if TYPE_CHECKING:
     )
     from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
     from agentscope_durable.contracts.status import (
+        Actor,
         ExecutionKind,
         ExecutionState,
         InteractionKind,
         InteractionState,
         ModelStatus,
+        ReasonKind,
         ReplayRule,
         ResourceStatus,
         RunStatus,
@@ -130,6 +133,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAIN_THREAD_ID",
+    "Actor",
     "AgentFactoryError",
     "AlreadyDecided",
     "Audio",
@@ -159,6 +163,7 @@ __all__ = [
     "EventStreamOptions",
     "ExecutionKind",
     "ExecutionState",
+    "Explanation",
     "Failed",
     "Fenced",
     "Forbidden",
@@ -168,6 +173,7 @@ __all__ = [
     "HarnessResolver",
     "HostClosed",
     "HostOperations",
+    "HostView",
     "Image",
     "Incompatible",
     "Input",
@@ -195,6 +201,8 @@ __all__ = [
     "Page",
     "PreviewStarted",
     "PublicEvent",
+    "Reason",
+    "ReasonKind",
     "RecoveryPolicy",
     "Rejected",
     "ReplayRule",
@@ -230,6 +238,7 @@ __all__ = [
     "ToolView",
     "TurnCancelled",
     "TurnFailed",
+    "TurnKey",
     "TurnStatus",
     "TurnView",
     "Unavailable",
@@ -261,12 +270,13 @@ _HOMES = {
     "contracts.events": (
         "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"
     ),
-    "contracts.identity": "MAIN_THREAD_ID SessionKey ThreadKey",
+    "contracts.explanation": "Explanation HostView Reason",
+    "contracts.identity": "MAIN_THREAD_ID SessionKey ThreadKey TurnKey",
     "contracts.messages": "Audio Base64 Image Input InputKind Message Role Text Url Video",
     "contracts.options": "EventDeltaType EventStreamOptions",
     "contracts.status": (
-        "ExecutionKind ExecutionState InteractionKind InteractionState ModelStatus ReplayRule ResourceStatus RunStatus"
-        " StepPhase StepStatus TurnStatus WaitKind"
+        "Actor ExecutionKind ExecutionState InteractionKind InteractionState ModelStatus ReasonKind ReplayRule"
+        " ResourceStatus RunStatus StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
         "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionSizeView SessionView StallPage"

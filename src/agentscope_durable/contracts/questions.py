@@ -49,6 +49,13 @@ class GetTurn(Question, frozen=True, tag="get_turn"):
     turn_id: str
 
 
+class ExplainTurn(Question, frozen=True, tag="explain_turn"):
+    """Why a Turn is where it is, and what would make it go on (DX-01)."""
+
+    thread_id: str
+    turn_id: str
+
+
 class ListTurns(Question, frozen=True, tag="list_turns"):
     """Turns of a Thread in admission order (Q-10)."""
 

@@ -35,6 +35,7 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
         refused: writers whose state it cannot continue (D21).
         names: definitions whose versions it makes when it meets them.
         declined: ready classes of these that it did not make.
+        parallelism: Turns it has in hand at once at most; 0 when it runs none, or did not say.
     """
 
     classes: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
     refused: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
+    parallelism: int = 0
 
     def serves(self, klass: str, name: str) -> bool:
         """Whether it runs, or may come to run, this ready class of the definition of that name."""

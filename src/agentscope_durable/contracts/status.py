@@ -174,6 +174,54 @@ class WaitKind(StrEnum):
     OPERATOR = "operator"
 
 
+class ReasonKind(StrEnum):
+    """Why a Turn is where it is, as `explain` tells it: `WaitKind`, and what only the moment of asking knows."""
+
+    ENDED = "ended"
+    RUNNING = "running"
+    OWNER_GONE = "owner_gone"
+    """A host owns it that has died, or has not renewed its lease in time."""
+    QUEUED_BEHIND = "queued_behind"
+    OPERATOR = "operator"
+    PAUSED = "paused"
+    PAUSING = "pausing"
+    CANCELLING = "cancelling"
+    FAILING = "failing"
+    """It has failed for good and ends as soon as its effects are known."""
+    SETTLEMENT = "settlement"
+    """Its effects are looked at again at a time that is not here yet."""
+    APPROVAL = "approval"
+    EXTERNAL_RESULT = "external_result"
+    TOOL_RUNNING = "tool_running"
+    TOOL_UNKNOWN = "tool_unknown"
+    CHILD = "child"
+    SIGNAL = "signal"
+    RETRY = "retry"
+    NO_HOST = "no_host"
+    HOST_SILENT = "host_silent"
+    """A host that could take it is there and does not reach the storage."""
+    DEFINITION_MISSING = "definition_missing"
+    WRITER_MISSING = "writer_missing"
+    """No host reads the native state it is in flight with (D21)."""
+    HOSTS_DRAINING = "hosts_draining"
+    HOSTS_FULL = "hosts_full"
+    HOST_SOON = "host_soon"
+    """A host that can take it has room: it does at its next look."""
+    INPUTS = "inputs"
+    """Accepted inputs wait for its next boundary."""
+
+
+class Actor(StrEnum):
+    """Whose move it is."""
+
+    NOBODY = "nobody"
+    """It goes on by itself."""
+    USER = "user"
+    """Whoever submitted it, or was asked by it."""
+    OPERATOR = "operator"
+    """Whoever runs the hosts."""
+
+
 class RecoveryBoundary(StrEnum):
     TOOL_BOUNDARY = "TOOL_BOUNDARY"
 

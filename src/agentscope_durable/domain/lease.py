@@ -66,7 +66,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             return Unchanged(_claimed_again(active, thread, now_ms) if c.again else NOTHING)
         if active.owner not in c.dead and view.owner(active.owner).alive:
             return Unchanged(NOTHING)
-    elif _full(draft.head):
+    elif full(draft.head):
         return Unchanged(NOTHING)
 
     if active is not None:
@@ -155,7 +155,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     )
 
 
-def _full(head: SessionHead) -> bool:
+def full(head: SessionHead) -> bool:
     """Whether a further Thread must wait for one of the active ones. A single one never waits."""
     active = len(head.threads)
     return active >= ACTIVE_THREADS_MAX or (active > 0 and len(encode(head)) > HEAD_CLAIM_BYTES)

@@ -41,12 +41,14 @@ from agentscope_durable.contracts.errors import (
     WaitTimeout,
 )
 from agentscope_durable.contracts.events import EventFilter, EventPage
+from agentscope_durable.contracts.explanation import Explanation
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_id, check_key
 from agentscope_durable.contracts.messages import Input, InputKind, Message, Text, as_input, input_digest_value
 from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
 from agentscope_durable.contracts.projection import SnapshotView
 from agentscope_durable.contracts.questions import (
+    ExplainTurn,
     GetHistory,
     GetMessage,
     GetRun,
@@ -188,6 +190,16 @@ class DurableTurn(_Timeline):
     async def status(self) -> TurnView:
         return await self._door.query(
             GetTurn(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
+        )
+
+    async def explain(self) -> Explanation:
+        """Why this Turn is where it is, whose move it is, and what to do next (DX-01).
+
+        It costs a handful of reads, however much there is, and changes nothing. What it says of hosts and leases is
+        true of the moment it was asked.
+        """
+        return await self._door.query(
+            ExplainTurn(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
         )
 
     async def result(self) -> Message | None:

@@ -240,6 +240,7 @@ class DurableRuntime:
                 refused=() if self._runner is None else self._runner.refused,
                 names=self._harnesses.names,
                 declined=self._harnesses.declined,
+                parallelism=0 if self._runner is None else self._parallelism,
             )
         )
 

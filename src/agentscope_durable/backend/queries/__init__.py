@@ -20,6 +20,7 @@ from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.queries import (
     calls,
     events,
+    explanation,
     messages,
     runs,
     sessions,
@@ -54,6 +55,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListThreads: Answer(PUBLIC, sessions.list_threads),
     q.GetTurn: Answer(PUBLIC, turns.get_turn),
     q.ListTurns: Answer(PUBLIC, turns.list_turns),
+    q.ExplainTurn: Answer(PUBLIC, explanation.explain_turn),
     q.GetHistory: Answer(PUBLIC, messages.get_history),
     q.GetMessage: Answer(PUBLIC, messages.get_message),
     q.ListEvents: Answer(PUBLIC, events.list_events),

@@ -20,7 +20,7 @@ from agentscope_durable.domain.turn import due_ms
 from agentscope_durable.domain.turn_view import NEXT_ACTION, turn_view
 from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, Records
 
-__all__ = ["find_turn", "get_turn", "list_turns"]
+__all__ = ["find_turn", "get_turn", "host_notice", "list_turns", "turn_view_now"]
 
 _notice = msgspec.json.Decoder(HostNotice)
 
@@ -30,7 +30,7 @@ async def get_turn(reader: Reader, question: q.GetTurn) -> TurnView:
     records, lease = await reader.read_owned(question.session, Reads(keys=wanted), question.thread_id)
     thread = thread_of(records, question.thread_id)
     turn = turn_of(records, question.thread_id, question.turn_id)
-    return await _turn_view(reader, question.session, records, thread, turn, lease)
+    return await turn_view_now(reader, question.session, records, thread, turn, lease)
 
 
 async def find_turn(reader: Reader, question: q.FindTurn) -> TurnKey:
@@ -60,7 +60,7 @@ async def list_turns(reader: Reader, question: q.ListTurns) -> Page:
     records, lease = await reader.read_owned(question.session, Reads(keys=wanted), question.thread_id)
     thread = thread_of(records, question.thread_id)
     items = [
-        await _turn_view(
+        await turn_view_now(
             reader, question.session, records, thread, turn_of(records, question.thread_id, turn_id), lease
         )
         for turn_id in turn_ids
@@ -68,7 +68,7 @@ async def list_turns(reader: Reader, question: q.ListTurns) -> Page:
     return Page(tuple(items), cursor)
 
 
-async def _turn_view(
+async def turn_view_now(
     reader: Reader,
     session: SessionKey,
     records: Records,
@@ -99,7 +99,7 @@ async def _turn_view(
 async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms: int) -> Waiting:
     """Why nobody has taken a Turn that could run: no host there is has its definition, none reads the state of
     the `writer` it is in flight with (D21), or none has come to it."""
-    alive = [_host_notice(owner) for owner in await reader.records.owners() if owner.alive]
+    alive = [host_notice(owner) for owner in await reader.records.owners() if owner.alive]
     serving = [notice for notice in alive if notice.serves(binding.ready_class, binding.harness)]
     name = f"{binding.harness}@{binding.definition_version}"
     if serving and writer and all(writer in notice.refused for notice in serving):
@@ -109,7 +109,7 @@ async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms:
     return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=NEXT_ACTION[kind])
 
 
-def _host_notice(owner: OwnerLease) -> HostNotice:
+def host_notice(owner: OwnerLease) -> HostNotice:
     """What a host published; a host that published nothing readable serves nothing as far as we can tell."""
     try:
         return _notice.decode(owner.value)
