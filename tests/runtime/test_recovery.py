@@ -10,6 +10,7 @@ from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import LEASE_KEPT_MS
 from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn, RunEnd
 from agentscope_durable.contracts.errors import Misuse, TurnFailed, Unavailable, Uncertain
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import (
@@ -432,7 +433,6 @@ async def test_a_turn_that_kills_its_hosts_is_parked_for_a_person(hosts: Hosts, 
 async def test_one_bad_item_does_not_stop_the_others(hosts: Hosts) -> None:
     """Of 20 Turns one is of an unregistered definition and one cannot be read: 18 run."""
     from agentscope_durable.contracts.errors import CorruptRecord
-    from agentscope_durable.contracts.identity import SessionKey
     from agentscope_durable.contracts.questions import GetMessage
     from agentscope_durable.runtime.runtime import Definition
     from agentscope_durable.testing.scripted_harness import STATE_VERSION
@@ -623,7 +623,9 @@ async def test_the_lease_of_a_dead_host_is_removed_when_its_work_was_taken_over(
     clock.advance(LEASE_KEPT_MS + LEASE_MS)
     # A host that does not run the definition leaves the lease: by it the Turn is found.
     other = await hosts.open([final("ok")], name="another", lease=10 * LEASE_KEPT_MS)
-    await until(lambda: other._scheduler is not None and other._scheduler._turn > 1)  # It has looked for dead hosts.
+    # It has looked once it has run something of its own: what the dead have left is looked at first.
+    own = await other.create_session(SessionKey("app", "other"), "another")
+    await own.call("r1", "a", timeout=SECONDS)
     assert first.owner in {lease.owner for lease in await hosts.backend.owners()}
 
     second = await hosts.open(harness, lease=10 * LEASE_KEPT_MS)

@@ -309,7 +309,7 @@ class Dispatcher:
         body = None
         if result is not None:
             content = msgspec.json.encode(result)
-            body = await self._host.backend.put_body(call.thread.session, content)
+            body = await self._host.put_body(call.thread.session, content)
         await Delivery(self._host).send(
             RecordOutcome(
                 session=call.thread.session,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import AnyCommand, Claim, ClaimExecution
 from agentscope_durable.contracts.errors import DurableError, HostClosed, LimitExceeded, Retry, Unconfirmed
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import SessionBackend
@@ -17,6 +19,8 @@ from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.live import LiveEvents
 
 log = logging.getLogger("agentscope_durable.runtime")
+
+T = TypeVar("T")
 
 RETRY_SECONDS_MAX = 300.0
 """How long a question or an owner's command is tried again while the store is away. The work stands still meanwhile."""
@@ -67,11 +71,21 @@ class Host:
         return await self.backend.execute(command, audience=Audience.HOST)
 
     async def query(self, question: Any) -> Any:
-        """Ask until the store answers: a host that only reads has nothing better to do while it is away."""
+        return await self._answer(lambda: self.backend.query(question, audience=Audience.HOST))
+
+    async def put_body(self, session: SessionKey, content: bytes) -> Body:
+        """A large body is marked and stored before the commit that refers to it, and either may meet a lock (C73)."""
+        return await self._answer(lambda: self.backend.put_body(session, content))
+
+    async def open_body(self, session: SessionKey, body: Body) -> bytes:
+        return await self._answer(lambda: self.backend.open_body(session, body))
+
+    async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the store answers what may be asked again: there is nothing better to do while it is away."""
         wait, deadline = RETRY_WAIT, self.environment.monotonic() + RETRY_SECONDS_MAX
         while True:
             try:
-                return await self.backend.query(question, audience=Audience.HOST)
+                return await ask()
             except (Retry, Unconfirmed) as error:
                 if isinstance(error, LASTING) or self.ended or self.environment.monotonic() > deadline:
                     raise

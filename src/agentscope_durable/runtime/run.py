@@ -159,7 +159,7 @@ class LiveRun:
 
     async def body(self, value: object) -> Body:
         content = msgspec.json.encode(durable_json.value(value))
-        return await self._host.backend.put_body(self.thread.session, content)
+        return await self._host.put_body(self.thread.session, content)
 
     async def open_body(self, body: Body) -> Any:
         return await load_body(self._host, self.thread, body)
@@ -340,4 +340,4 @@ async def load_open_work(host: Host, thread: ThreadKey, turn_id: str) -> OpenWor
 
 
 async def load_body(host: Host, thread: ThreadKey, body: Body) -> Any:
-    return msgspec.json.decode(await host.backend.open_body(thread.session, body))
+    return msgspec.json.decode(await host.open_body(thread.session, body))
