@@ -127,8 +127,10 @@ if TYPE_CHECKING:
     from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
     from agentscope_durable.runtime.live import LiveEvents
     from agentscope_durable.runtime.operations import HostOperations
+    from agentscope_durable.runtime.replay import SessionEventClient
     from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness, HarnessResolver
     from agentscope_durable.runtime.streams import SessionEventStream
+    from agentscope_durable.runtime.subscriptions import EventSubscription
     from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded, ToolError
 
 __all__ = [
@@ -161,6 +163,7 @@ __all__ = [
     "EventPage",
     "EventProjection",
     "EventStreamOptions",
+    "EventSubscription",
     "ExecutionKind",
     "ExecutionState",
     "Explanation",
@@ -213,6 +216,7 @@ __all__ = [
     "Role",
     "RunStatus",
     "RunView",
+    "SessionEventClient",
     "SessionEventStream",
     "SessionKey",
     "SessionStreamEvent",
@@ -288,7 +292,9 @@ _HOMES = {
     "runtime.live": "LiveEvents",
     "runtime.operations": "HostOperations",
     "runtime.runtime": "Definition DurableRuntime Harness HarnessResolver",
+    "runtime.replay": "SessionEventClient",
     "runtime.streams": "SessionEventStream",
+    "runtime.subscriptions": "EventSubscription",
     "spi.executor": "Cancelled Failed Succeeded ToolError",
 }
 """Where each name lives."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +19,8 @@ from agentscope_durable.contracts.errors import HostClosed, Misuse, UsedAfterFor
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import Binding
 from agentscope_durable.runtime.feeds import Feeds
+from agentscope_durable.runtime.observers import Observers
+from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.live import LiveEvents
@@ -25,10 +28,26 @@ from agentscope_durable.spi.live import LiveEvents
 SUBJECT = "runtime"
 
 
-class Closable(Protocol):
+CLOSE_TIMEOUT = 2.0
+"""Seconds for callbacks under way to finish when the runtime closes, and for those that were then cancelled."""
+
+
+class Abortable(Protocol):
     """An open stream: it ends with the runtime."""
 
     def abort(self) -> None: ...
+
+
+class Closable(Protocol):
+    """A subscription: it is closed with the runtime."""
+
+    def close(self) -> object: ...
+
+
+class Report(Protocol):
+    def __call__(self, error: BaseException, what: str, **ids: str) -> None:
+        """Tell of an error that nobody is waiting for. Never raises."""
+        ...
 
 
 class Definitions(Protocol):
@@ -42,6 +61,8 @@ class Door:
     definitions: for new Sessions and Threads.
     live: where previews come from.
     feeds: what is read for all who watch the same Session.
+    observers: where callbacks of subscriptions are called.
+    callbacks: the tasks of subscriptions.
     """
 
     def __init__(
@@ -52,6 +73,8 @@ class Door:
         poll_interval: float,
         live: LiveEvents,
         definitions: Definitions,
+        report: Report,
+        observer_parallelism: int,
     ) -> None:
         self._backend = backend
         self.environment = environment
@@ -59,9 +82,13 @@ class Door:
         self.live = live
         self.definitions = definitions
         self.feeds = Feeds(self.query, backend.wakeups(), environment, poll_interval)
+        self.report = report
+        self.observers = Observers(environment, observer_parallelism)
+        self.callbacks = Tasks()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
-        self._streams: set[Closable] = set()
+        self._streams: set[Abortable] = set()
+        self._subscriptions: set[Closable] = set()
         self._closed = False
 
     @property
@@ -100,15 +127,32 @@ class Door:
         self.check()
         return await self._backend.put_body(session, msgspec.json.encode(value))
 
-    def opened(self, stream: Closable) -> None:
+    def opened(self, stream: Abortable) -> None:
         self._streams.add(stream)
 
-    def ended(self, stream: Closable) -> None:
+    def ended(self, stream: Abortable) -> None:
         self._streams.discard(stream)
 
-    def close(self) -> None:
-        """From now on nothing passes. Open streams end; what is stored goes on."""
+    def subscribed(self, subscription: Closable, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do the work of a subscription, and close it with the runtime."""
+        self._subscriptions.add(subscription)
+        task = self.callbacks.start(work, name="subscription")
+        task.add_done_callback(lambda _: self._subscriptions.discard(subscription))
+        return task
+
+    async def close(self) -> None:
+        """From now on nothing passes. Subscriptions and streams end; what is stored goes on.
+
+        A callback under way may finish, within a bound; then a coroutine is cancelled, and a thread is left alone.
+        """
         self._closed = True
+        for subscription in list(self._subscriptions):
+            _ = subscription.close()
         for stream in list(self._streams):
             stream.abort()
         self.feeds.close()
+        self.observers.close()
+        if not await self.callbacks.wait(CLOSE_TIMEOUT):
+            self.callbacks.cancel()
+            await self.callbacks.wait(CLOSE_TIMEOUT)
+        await self.feeds.wait(CLOSE_TIMEOUT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
@@ -103,7 +103,7 @@ class Feed:
             self._watchers.pop(scope, None)
 
     @contextmanager
-    def ending(self, turn_id: str, bell: Bell) -> Iterator[None]:
+    def ending(self, turn_id: str, bell: Bell) -> Generator[None]:
         """While entered, the bell rings when the Turn has ended, and when the feed cannot know."""
         self._waits.setdefault(turn_id, {})[bell] = None
         try:

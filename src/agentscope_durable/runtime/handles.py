@@ -9,7 +9,7 @@ Rule 3: waiting is only looking. A timeout, a cancelled coroutine or a closed ru
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import msgspec
@@ -40,23 +40,19 @@ from agentscope_durable.contracts.errors import (
     TurnFailed,
     WaitTimeout,
 )
-from agentscope_durable.contracts.events import EventFilter, EventPage
+from agentscope_durable.contracts.events import EventFilter
 from agentscope_durable.contracts.explanation import Explanation
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_id, check_key
 from agentscope_durable.contracts.messages import Input, InputKind, Message, Text, as_input, input_digest_value
-from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
 from agentscope_durable.contracts.projection import SnapshotView
 from agentscope_durable.contracts.questions import (
     ExplainTurn,
-    GetHistory,
     GetMessage,
     GetRun,
     GetSession,
-    GetSnapshot,
     GetThread,
     GetTurn,
-    ListEvents,
     ListInteractions,
     ListModelCalls,
     ListRuns,
@@ -80,13 +76,11 @@ from agentscope_durable.contracts.views import (
     TurnView,
 )
 from agentscope_durable.runtime.door import Door
-from agentscope_durable.runtime.streams import SessionEventStream, delta_types
 from agentscope_durable.runtime.tasks import Bell
+from agentscope_durable.runtime.timeline import PAGE_LIMIT, Timeline
 
 __all__ = ["DurableSession", "DurableThread", "DurableTurn"]
 
-PAGE_LIMIT = 100
-"""Items of a page when the caller names no limit; at most 1000."""
 REVISION_MAX = 2**53 - 1
 
 TurnInput = str | Input | Mapping[str, JsonValue]
@@ -95,78 +89,7 @@ Timeout = float | timedelta | None
 """Seconds, or a timedelta; None waits without a bound."""
 
 
-class _Timeline:
-    """What Session, Thread and Turn have in common: they are views of one timeline (RT-20)."""
-
-    def __init__(self, door: Door, session: SessionKey, narrow: EventFilter) -> None:
-        self._door = door
-        self._session = session
-        self._narrow = narrow
-
-    async def list_events(
-        self, cursor: str | None = None, limit: int = PAGE_LIMIT, filter: EventFilter | None = None
-    ) -> EventPage:
-        """Committed events after `cursor`, in order (EV-03).
-
-        Args:
-            cursor: of an event or page of this Session; None begins at the first event.
-            limit: events looked at, 1 to 1000; those outside this handle's view count too (FI-10).
-            filter: narrows further; it must lie within this handle's view.
-
-        Raises:
-            CursorExpired: the events after the cursor were pruned.
-        """
-        return await self._door.query(
-            ListEvents(session=self._session, filter=self._within(filter), cursor=cursor, limit=limit)
-        )
-
-    def stream_events(
-        self,
-        options: EventStreamOptions | None = None,
-        *,
-        filter: EventFilter | None = None,
-        after: str | None = None,
-        deltas: Iterable[EventDeltaType] = (),
-    ) -> SessionEventStream:
-        """Facts as they happen, and previews of the kinds asked for (ST-03..ST-07).
-
-        Open it before `submit` and no preview of that Turn is missed (ST-27). It observes only; closing it changes
-        nothing.
-
-        Args:
-            options: `after` and `deltas` in one object, instead of the two.
-            filter: narrows further; it must lie within this handle's view.
-            after: continue after this cursor; None replays all that is kept.
-            deltas: previews wanted on this stream.
-        """
-        if options is None:
-            options = EventStreamOptions(after=after, deltas=delta_types(deltas))
-        elif after is not None or deltas:
-            raise InvalidRequest("give options, or after and deltas, not both", path="options")
-        return SessionEventStream(self._door, self._session, self._within(filter), options)
-
-    async def _snapshot(self, filter: EventFilter | None) -> SnapshotView:
-        return await self._door.query(GetSnapshot(session=self._session, filter=self._within(filter)))
-
-    async def _history(self, narrow: EventFilter, cursor: str | None, limit: int) -> Page:
-        return await self._door.query(GetHistory(session=self._session, filter=narrow, cursor=cursor, limit=limit))
-
-    def _within(self, narrow: EventFilter | None) -> EventFilter:
-        own = self._narrow
-        if narrow is None:
-            return own
-        for name in ("thread_id", "turn_id"):
-            mine, given = getattr(own, name), getattr(narrow, name)
-            if mine is not None and given not in (None, mine):
-                raise InvalidRequest(f"{given!r} lies outside this handle's view", path=f"filter.{name}")
-        return EventFilter(
-            thread_id=own.thread_id or narrow.thread_id,
-            turn_id=own.turn_id or narrow.turn_id,
-            run_id=own.run_id or narrow.run_id,
-        )
-
-
-class DurableTurn(_Timeline):
+class DurableTurn(Timeline):
     """One submitted task: the object an application stores, observes and controls (RT-07)."""
 
     def __init__(self, door: Door, key: ThreadKey, turn_id: str) -> None:
@@ -503,7 +426,7 @@ class DurableTurn(_Timeline):
                 raise NotFound("model call", model_call_id)
 
 
-class DurableThread(_Timeline):
+class DurableThread(Timeline):
     """One agent's continuing context with its ordered queue of Turns (RT-06)."""
 
     def __init__(self, door: Door, key: ThreadKey) -> None:
@@ -576,7 +499,7 @@ class DurableThread(_Timeline):
         await self._door.execute(CloseThread(session=self._session, thread_id=self._key.thread_id))
 
 
-class DurableSession(_Timeline):
+class DurableSession(Timeline):
     """One conversation: its Threads and their one timeline (RT-05). Made by `create_session` or `get_session`."""
 
     def __init__(self, door: Door, key: SessionKey) -> None:

@@ -47,6 +47,7 @@ from agentscope_durable.runtime.door import Door
 from agentscope_durable.runtime.handles import PAGE_LIMIT, DurableSession
 from agentscope_durable.runtime.host import Host, OnError, log
 from agentscope_durable.runtime.live import LocalLiveEvents
+from agentscope_durable.runtime.observers import OBSERVER_PARALLELISM
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import Heartbeat, SessionBackend
 from agentscope_durable.spi.environment import SYSTEM, Environment
@@ -90,6 +91,7 @@ class DurableRuntime:
         lease: seconds after which a host that stopped renewing counts as gone.
         parallelism: Turns in hand at once.
         executor_parallelism: tool executions in hand at once.
+        observer_parallelism: callbacks of subscriptions that run at once, over all of them (ST-14).
         on_error: told of errors that no caller sees.
         live_events: where previews travel; by default within this runtime.
         close_timeout: seconds a Run has to come to a boundary when the runtime closes.
@@ -111,6 +113,7 @@ class DurableRuntime:
         lease: float = 30.0,
         parallelism: int = 4,
         executor_parallelism: int = EXECUTOR_PARALLELISM,
+        observer_parallelism: int = OBSERVER_PARALLELISM,
         on_error: OnError | None = None,
         live_events: LiveEvents | None = None,
         close_timeout: float = CLOSE_TIMEOUT,
@@ -126,6 +129,7 @@ class DurableRuntime:
         _check_number("lease", lease)
         _check_number("parallelism", parallelism, whole=True)
         _check_number("executor_parallelism", executor_parallelism, whole=True)
+        _check_number("observer_parallelism", observer_parallelism, whole=True)
         _check_number("close_timeout", close_timeout, zero=True)
         _check_number("takeovers_max", takeovers_max, whole=True, zero=True)
         registered, resolvers = check_harnesses(harnesses)
@@ -139,13 +143,6 @@ class DurableRuntime:
         self._lease_ms = max(1, int(lease * 1000))
         live = live_events or LocalLiveEvents()
         self._definitions = Definitions(registered, definitions, definition_resolver)
-        self._door = Door(
-            backend=backend,
-            environment=environment,
-            poll_interval=poll_interval,
-            live=live,
-            definitions=self._definitions,
-        )
         self._host = Host(
             backend=backend,
             environment=environment,
@@ -153,6 +150,15 @@ class DurableRuntime:
             poll_interval=poll_interval,
             live=live,
             on_error=on_error,
+        )
+        self._door = Door(
+            backend=backend,
+            environment=environment,
+            poll_interval=poll_interval,
+            live=live,
+            definitions=self._definitions,
+            report=self._host.report,
+            observer_parallelism=observer_parallelism,
         )
         policy = _check_policy(recovery_policy)
         self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
@@ -282,7 +288,7 @@ class DurableRuntime:
         await asyncio.shield(self._closing)
 
     def _runs_caller(self) -> bool:
-        groups = [self._host.tasks, self._loops]
+        groups = [self._host.tasks, self._loops, self._door.callbacks]
         if self._scheduler is not None:
             groups.append(self._scheduler.runs)
         if self._dispatcher is not None:
@@ -302,7 +308,7 @@ class DurableRuntime:
         except Exception as error:  # noqa: BLE001 - what could not be released expires by itself
             self._host.report(error, "closing the host was not complete", owner=self.owner)
         finally:
-            self._door.close()
+            await self._door.close()
             log.info("host %s closed", self.owner, extra={"owner": self.owner})
 
     async def _nothing_owned(self) -> bool:

@@ -30,7 +30,7 @@ from agentscope_durable.contracts.options import EventDeltaType, EventStreamOpti
 from agentscope_durable.domain.projection import matches
 from agentscope_durable.runtime.door import SUBJECT, Door
 from agentscope_durable.runtime.feeds import Feed
-from agentscope_durable.runtime.live import PreviewQueue
+from agentscope_durable.runtime.live import PreviewQueue, preview_key
 from agentscope_durable.runtime.replay import Fact, Replay, cursor_after
 from agentscope_durable.runtime.tasks import Bell
 from agentscope_durable.spi.live import Preview
@@ -43,6 +43,8 @@ VOIDS_MAX = 1024
 """Messages and calls whose facts were shown, remembered so that a late preview of one is dropped."""
 
 _KINDS = {"message": EventDeltaType.MESSAGE, "tool_arguments": EventDeltaType.TOOL_ARGUMENTS}
+
+OnRetry = Callable[[Exception], None]
 
 Sink = Callable[[SessionStreamEvent], Awaitable[None] | None]
 
@@ -64,7 +66,7 @@ class SessionEventStream:
         narrow: EventFilter,
         options: EventStreamOptions,
         *,
-        on_retry: Callable[[Retry], None] | None = None,
+        on_retry: OnRetry | None = None,
     ) -> None:
         """Internal. `on_retry` is told of readings that fail and are tried again."""
         self._replay = Replay(door.query, session, narrow, options.after)
@@ -229,6 +231,8 @@ class SessionEventStream:
         narrow = self._filter
         return (
             _KINDS.get(preview.kind) in self._deltas
+            # No preview says of which Run it is: under such a filter there are facts alone.
+            and narrow.run_id is None
             and narrow.thread_id in (None, preview.thread_id)
             and narrow.turn_id in (None, preview.turn_id)
         )
@@ -236,6 +240,11 @@ class SessionEventStream:
     def end_preview(self, preview: Preview) -> None:
         """Show no more of it: its reader cannot take it."""
         self._void(preview.call_id or preview.message_id, preview.attempt)
+        self._out = deque(
+            item
+            for item in self._out
+            if isinstance(item, Committed | SnapshotReset) or preview_key(item) != preview_key(preview)
+        )
 
     # ---- facts ----
 
@@ -271,9 +280,10 @@ class SessionEventStream:
             raise
         except Retry as error:
             # Reading again repeats nothing and misses nothing.
-            log.warning("events cannot be read now: %s", error.what, extra={"session_id": self._session.session_id})
             if self._on_retry is not None:
                 self._on_retry(error)
+            else:
+                log.warning("events cannot be read now: %s", error.what, extra={"session_id": self._session.session_id})
             await self._door.environment.sleep(self._door.poll_interval)
             self._behind = True
             return
