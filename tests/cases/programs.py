@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -16,13 +15,13 @@ from typing import Any
 
 from agentscope_durable import _failpoints
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.status import ReplayRule, WaitKind
+from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.executor import Cancelled, Succeeded
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing.ledger import EffectLedger
-from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
+from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final, local
 from tests.census.job_executor import JobExecutor
 from tests.runtime.conftest import KEY, turn_is
 
@@ -144,63 +143,3 @@ async def poison(job: dict[str, Any]) -> None:
         await neighbour.call("r2", "harmless", timeout=20)
         turn = await session.submit("r1", job["poison"])
         await turn_is(turn, "WAITING")
-
-
-async def end_some_way(job: dict[str, Any]) -> None:
-    """C30: a host with a Turn that outlives it; the job says how the host ends."""
-    gates = Gates(job["folder"])
-
-    def interrupted() -> str:
-        raise KeyboardInterrupt
-
-    way = job["way"]
-    script = [say("one"), Stall(gate="gate")]
-    if way == "KeyboardInterrupt in a tool":
-        script = [say("one"), local("interrupted", rule=ReplayRule.SAFE)]
-    harness = ScriptedHarness(
-        [*script, final("done")], ledger=ledger_of(job), gates=gates, tools={"interrupted": interrupted}
-    )
-    async with host(job, harness, close_timeout=0.2) as runtime:
-        session = await runtime.create_session(KEY, "agent")
-        await runtime.start()
-        turn = await session.submit("r1", "go")
-        if way != "KeyboardInterrupt in a tool":
-            while not (Path(job["folder"]) / "gate.reached").exists():
-                await asyncio.sleep(0.01)
-        match way:
-            case "SIGKILL":
-                die()
-            case "SIGTERM":
-                os.kill(os.getpid(), signal.SIGTERM)
-            case "SIGINT":
-                os.kill(os.getpid(), signal.SIGINT)
-            case "SIGTERM twice":
-                loop, main = asyncio.get_running_loop(), asyncio.current_task()
-                assert main is not None
-                # An application that closes on the first one, and dies of the second.
-                loop.add_signal_handler(signal.SIGTERM, main.cancel)
-                os.kill(os.getpid(), signal.SIGTERM)
-                loop.call_later(0.05, loop.remove_signal_handler, signal.SIGTERM)
-                loop.call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
-            case "loop closed under it":
-                asyncio.get_running_loop().stop()
-            case _:
-                pass
-        await turn.wait(30)
-
-
-async def finish(job: dict[str, Any]) -> None:
-    """C30: another host. It says which Runs there were and what came of the Turn."""
-    Gates(job["folder"]).open("gate")
-    script = [say("one"), Stall(gate="gate"), final("done")]
-    if job["way"] == "KeyboardInterrupt in a tool":
-        script = [say("one"), local("interrupted", rule=ReplayRule.SAFE), final("done")]
-    harness = ScriptedHarness(script, ledger=ledger_of(job), gates=Gates(job["folder"]))
-    async with host(job, harness) as runtime:
-        await runtime.start()
-        session = runtime.get_session(KEY)
-        (view,) = await session.list_turns()
-        turn = session.get_turn(view.turn_id)
-        await turn_is(turn, "COMPLETED")
-        said = [message.text for message in await session.history()]
-        print(json.dumps({"runs": [run.status for run in await turn.list_runs()], "said": said}))
