@@ -14,16 +14,30 @@ import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Misuse, Unavailable, UsedAfterFork
+from agentscope_durable.contracts.events import Committed
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.options import EventDeltaType
 from agentscope_durable.contracts.status import RunStatus, TurnStatus
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness
+from agentscope_durable.spi.executor import ToolError
 from agentscope_durable.spi.record_store import ReadyPage, ReadyScan
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.manual_clock import ManualClock
-from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, external, final, local, say
+from agentscope_durable.testing.scripted_harness import (
+    Fail,
+    Gates,
+    ScriptedHarness,
+    Stall,
+    approval,
+    external,
+    final,
+    local,
+    say,
+)
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, refused, turn_is, until
 from tests.runtime.test_recovery import LEASE_MS
 
@@ -298,6 +312,49 @@ async def test_one_line_for_each_claim_park_and_settlement_and_no_secret(
     ]
     assert "secret" not in caplog.text
     assert all("secret" not in str(vars(record)) for record in caplog.records)
+
+
+async def test_nothing_an_application_reads_shows_a_secret_in_its_repr(hosts: Hosts) -> None:
+    """A view in a log line or a traceback tells ids, kinds and sizes."""
+
+    def fails() -> str:
+        raise ToolError("my secret refusal")
+
+    script = [
+        say("my secret answer"),
+        local("t", told="my secret argument"),
+        local("u"),
+        approval("a", told="my secret"),
+    ]
+    harness = ScriptedHarness([*script, final("my secret end")], tools={"t": lambda told: told, "u": fails})
+    runtime = await hosts.open(harness)
+    session = await runtime.create_session(KEY, "agent")
+    read: list[object] = []
+    async with session.stream_events(deltas={EventDeltaType.MESSAGE}) as events:
+        turn = await session.submit("r1", "my secret question")
+        await turn_is(turn, TurnStatus.WAITING)
+        (question,) = await turn.pending_interactions()
+        await turn.respond("r2", question.interaction_id, True)
+        read += [question, await turn.wait(SECONDS)]
+        async for event in events:
+            read.append(event)
+            if isinstance(event, Committed) and event.event.type == "turn.status":
+                view = event.event.data["turn"]
+                if view["status"] == "COMPLETED":
+                    break
+    failing = await hosts.open([Fail(kind="ValueError", message="my secret fault")], name="fails")
+    failed = await (await failing.create_session(SessionKey("app", "other"), "fails")).submit(
+        "r1", "my secret question"
+    )
+    await turn_is(failed, TurnStatus.FAILED)
+    for one in (turn, failed):
+        read += [await one.status(), await one.snapshot(), await one.list_tools(), await one.history()]
+        read += [*(await one.list_runs()).items, *await all_events(one)]
+    read += [await session.history(), await session.snapshot()]
+
+    assert (await turn.result()).text == "my secret end", "it is there for who asks"
+    for value in read:
+        assert "secret" not in repr(value), value
 
 
 @pytest.mark.case("C18")

@@ -11,13 +11,14 @@ import hashlib
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.errors import CorruptRecord
 
 INLINE_MAX_BYTES = 64 * 1024
 """Bodies above this leave the records."""
 
 
-class Body(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class Body(Discreet, frozen=True, array_like=True, omit_defaults=True):
     """Encoded as `[json]` inline, or `[null, digest, size]` as a reference.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.records import SessionHead
 
 HEAD_MAX_BYTES = 8 * 1024 * 1024
@@ -95,7 +96,7 @@ class Need(Exception):
 NEED_ROUNDS_MAX = 3
 
 
-class OwnerLease(msgspec.Struct, frozen=True):
+class OwnerLease(Discreet, frozen=True):
     """A host's lease as its store sees it now.
 
     Attributes:
@@ -113,7 +114,7 @@ class OwnerLease(msgspec.Struct, frozen=True):
     value: bytes = b""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(Discreet, frozen=True):
     """Immutable facts of one commit: one row of the log, appended, never rewritten.
 
     Attributes:
@@ -144,7 +145,7 @@ class ReadyRow(msgspec.Struct, frozen=True):
     value: str = ""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(Discreet, frozen=True):
     """What to make true, all of it or nothing.
 
     Attributes:
@@ -189,7 +190,7 @@ class View(Protocol):
     def owner(self, owner: str) -> OwnerLease: ...
 
 
-class Unchanged(msgspec.Struct, frozen=True):
+class Unchanged(Discreet, frozen=True):
     """A decision that changes nothing (a repeated request) answers with this."""
 
     receipt: object
@@ -199,7 +200,7 @@ Decide = Callable[[View, int], Change | Unchanged]
 """`decide(view, now_ms)`: pure, fast, may be run again after a lost race."""
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(Discreet, frozen=True):
     """Outcome of `transact`.
 
     Attributes:
@@ -215,7 +216,7 @@ class Committed(msgspec.Struct, frozen=True):
     hints: tuple[str, ...] = ()
 
 
-class LogRow(msgspec.Struct, frozen=True):
+class LogRow(Discreet, frozen=True):
     """One log row as read back. `events` is b"" when they were pruned."""
 
     first: int
@@ -230,7 +231,7 @@ class LogRow(msgspec.Struct, frozen=True):
     at: int
 
 
-class Records(msgspec.Struct, frozen=True):
+class Records(Discreet, frozen=True):
     """One consistent reading of a partition.
 
     Attributes:

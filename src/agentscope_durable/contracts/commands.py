@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import (
     Binding,
@@ -28,7 +29,7 @@ from agentscope_durable.contracts.status import (
 from agentscope_durable.contracts.views import RecoveryPolicy
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Command(Discreet, frozen=True, kw_only=True, rename="camel"):
     session: SessionKey
 
 
@@ -252,7 +253,7 @@ class RunEndKind(StrEnum):
     """The host gives the Thread back unfinished: shutdown, or another host must serve it."""
 
 
-class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RunEnd(Discreet, frozen=True, kw_only=True, rename="camel"):
     """How the invocation ended.
 
     Attributes:
@@ -266,7 +267,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     finish_reason: str = "completed"
     failure: Failure | None = None
     policy: RecoveryPolicy = RecoveryPolicy()
-    operator: str = ""
+    operator: Words = ""
 
 
 class CommitStep(OwnerCommand, frozen=True, tag="commit_step"):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.errors import InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import (
@@ -239,7 +240,7 @@ def check_event_type(event_type: str) -> None:
         )
 
 
-class StoredEvent(msgspec.Struct, frozen=True, array_like=True):
+class StoredEvent(Discreet, frozen=True, array_like=True):
     """An event inside the `events` column; its number and time are those of the row."""
 
     type: str
@@ -250,7 +251,7 @@ class StoredEvent(msgspec.Struct, frozen=True, array_like=True):
     payload: msgspec.Raw
 
 
-class PublicEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class PublicEvent(Discreet, frozen=True, rename="camel", omit_defaults=True):
     """A committed public event (EV-01).
 
     Attributes:
@@ -357,7 +358,7 @@ class PreviewStarted(msgspec.Struct, frozen=True, tag="preview_started"):
     name: str | None = None
 
 
-class EventDelta(msgspec.Struct, frozen=True, tag="delta"):
+class EventDelta(Discreet, frozen=True, tag="delta"):
     """More text of a preview.
 
     Attributes:
@@ -370,11 +371,11 @@ class EventDelta(msgspec.Struct, frozen=True, tag="delta"):
     message_id: str
     attempt: int
     offset: int
-    text: str
+    text: Words
     call_id: str | None = None
 
 
-class SnapshotReset(msgspec.Struct, frozen=True, tag="reset"):
+class SnapshotReset(Discreet, frozen=True, tag="reset"):
     """The cursor has expired: replace the local state by this snapshot and go on from it."""
 
     snapshot: Any

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from agentscope_durable.contracts.discreet import Words
 from agentscope_durable.contracts.status import Actor, ReasonKind
 from agentscope_durable.contracts.views import BindingView, TurnView, View
 
@@ -32,8 +33,8 @@ class Reason(View, frozen=True):
     """
 
     kind: ReasonKind
-    text: str
-    next_action: str
+    text: Words
+    next_action: Words
     actor: Actor = Actor.NOBODY
     id: str | None = None
     since_ms: int | None = None
@@ -84,6 +85,6 @@ class Explanation(View, frozen=True):
     turn: TurnView
     now_ms: int
     binding: BindingView
-    summary: str
+    summary: Words
     reasons: tuple[Reason, ...]
     hosts: tuple[HostView, ...] = ()

@@ -20,6 +20,7 @@ from typing import Final, Self
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.errors import CorruptRecord, InvalidRequest
 
 __all__ = [
@@ -102,7 +103,7 @@ def check_entry_type(entry_type: str) -> str:
 # ------------------------------------------------------------ entries
 
 
-class JournalEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class JournalEntry(Discreet, frozen=True, array_like=True, gc=False):
     """One fact of the native journal.
 
     Attributes:
@@ -114,7 +115,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: msgspec.Raw
 
 
-class OutcomeBlocks(msgspec.Struct, frozen=True):
+class OutcomeBlocks(Discreet, frozen=True):
     """The part of a `model/result` or `tool/result` payload that checkpoint rows may point at.
 
     The payload is an object. A model's finished answer has its native blocks under `content`, in the model's order; a
@@ -135,7 +136,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="b"):
     """A new epoch: forget everything before. Stands first in its batch, and the whole state follows."""
 
 
-class Field(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="f"):
+class Field(Discreet, frozen=True, array_like=True, gc=False, tag="f"):
     """A field of the state outside its messages.
 
     Attributes:
@@ -156,7 +157,7 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="d"):
     key: str
 
 
-class CacheEntry(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
+class CacheEntry(Discreet, frozen=True, array_like=True, gc=False, tag="c"):
     """A new entry of the read-file cache, under a number that no present entry has. A `CacheOrder` follows it."""
 
     number: int
@@ -169,7 +170,7 @@ class CacheOrder(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"
     numbers: tuple[int, ...]
 
 
-class MessageMeta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="m"):
+class MessageMeta(Discreet, frozen=True, array_like=True, gc=False, tag="m"):
     """A message: a new one when `i` is the number of messages, else message `i` as it is now.
 
     Attributes:
@@ -182,14 +183,14 @@ class MessageMeta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="m
     count: int
 
 
-class MetaPatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="u"):
+class MetaPatch(Discreet, frozen=True, array_like=True, gc=False, tag="u"):
     """Fields of a message that changed, say its usage."""
 
     i: int
     fields: dict[str, msgspec.Raw]
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
+class Block(Discreet, frozen=True, array_like=True, gc=False, tag="k"):
     """Block `j` of message `i`: a new one when `j` is the number of its blocks, else in place of the old one."""
 
     i: int
@@ -197,7 +198,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
     json: msgspec.Raw
 
 
-class FromOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
+class FromOutcome(Discreet, frozen=True, array_like=True, gc=False, tag="r"):
     """Block `j` of message `i` is block `k` of the outcomes stored at stream position `at` (`OUTCOME_TYPES`).
 
     Attributes:
@@ -211,7 +212,7 @@ class FromOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r
     patch: dict[str, msgspec.Raw] | None = None
 
 
-class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
+class Patch(Discreet, frozen=True, array_like=True, gc=False, tag="p"):
     """Top-level fields of a block that changed: a call goes from pending to finished without its arguments again."""
 
     i: int

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias, cast
 import msgspec
 
 from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.durable_json import JsonValue
 from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
 from agentscope_durable.contracts.ids import InteractionId, MessageId, RequestId
@@ -47,33 +48,29 @@ INPUT_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of a whole input as JSON, base64 included. Larger media belongs behind a Url."""
 
 
-class Url(msgspec.Struct, frozen=True, rename="camel", tag="url"):
+class Url(Discreet, frozen=True, rename="camel", tag="url"):
     """Media that is fetched where it is needed (MG-04)."""
 
-    url: str
+    url: Words
     """Absolute: it begins with a scheme."""
     media_type: str
 
 
-class Base64(msgspec.Struct, frozen=True, rename="camel", tag="base64"):
+class Base64(Discreet, frozen=True, rename="camel", tag="base64"):
     """Media that travels along (MG-04)."""
 
-    data: str
+    data: Words
     """RFC 4648 section 4: standard alphabet, padded, no line breaks."""
     media_type: str
-
-    def __repr__(self) -> str:
-        # Megabytes of somebody's picture have no place in a log.
-        return f"Base64(<{len(self.data)} characters>, {self.media_type!r})"
 
 
 Source: TypeAlias = Url | Base64
 
 
-class Text(msgspec.Struct, frozen=True, rename="camel", tag="text"):
+class Text(Discreet, frozen=True, rename="camel", tag="text"):
     """Text, any length within the bound of the whole input; U+0000 is a character like others."""
 
-    text: str
+    text: Words
 
 
 class Image(msgspec.Struct, frozen=True, rename="camel", tag="image"):
@@ -127,7 +124,7 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
 
 
-class Message(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class Message(Discreet, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One public message: a user's, or a complete answer (MG-05, MG-06)."""
 
     id: MessageId

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -47,7 +48,7 @@ CLASS_SEPARATOR = "\x1f"
 """Between the parts of a ready class; no id contains it."""
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True):
+class _Record(Discreet, frozen=True, array_like=True):
     pass
 
 
@@ -81,7 +82,7 @@ class Failure(_Record, frozen=True):
     """
 
     kind: str
-    message: str
+    message: Words
     retryable: bool = False
 
 
@@ -177,7 +178,7 @@ class TurnState(_Record, frozen=True):
     attempt: int = 0
     last_step: str = ""
     takeovers: int = 0
-    operator: str = ""
+    operator: Words = ""
     settle_ms: int = 0
     settle_tries: int = 0
     result: Result | None = None
@@ -493,7 +494,7 @@ class Usage(_Record, frozen=True):
     cache_write_tokens: int | None = None
 
 
-class ModelFact(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+class ModelFact(Discreet, frozen=True, array_like=True, tag="m"):
     """A model call or one request inside it changed.
 
     Attributes:
@@ -515,7 +516,7 @@ class ModelFact(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     usage: Usage | None = None
     complete: bool = False
     elapsed_ms: int | None = None
-    error: str = ""
+    error: Words = ""
 
 
 PrivateFact = StepFact | ModelFact

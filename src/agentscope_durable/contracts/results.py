@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet, Words
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+
+class ToolResult(Discreet, frozen=True, kw_only=True, omit_defaults=True):
     """What the agent sees of a finished call.
 
     Attributes:
@@ -22,7 +24,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: Any = None
     content: list[Any] | None = None
     metadata: dict[str, Any] | None = None
-    reason: str | None = None
+    reason: Words | None = None
 
 
 class HostNotice(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -30,7 +31,7 @@ from agentscope_durable.contracts.status import (
 )
 
 
-class View(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class View(Discreet, frozen=True, rename="camel", omit_defaults=True):
     """Base of all views."""
 
 
@@ -51,7 +52,7 @@ class ErrorView(View, frozen=True):
     """An error as stored: class and bounded text, never a body."""
 
     kind: str
-    message: str
+    message: Words
     retryable: bool = False
 
 
@@ -99,7 +100,7 @@ class Waiting(View, frozen=True):
     kind: WaitKind
     id: str
     since_ms: int
-    next_action: str
+    next_action: Words
     call_id: str | None = None
     until_ms: int | None = None
 
@@ -227,7 +228,7 @@ class ModelRequestView(View, frozen=True):
     elapsed_ms: int | None = None
     usage: UsageView | None = None
     usage_complete: bool = False
-    error: str | None = None
+    error: Words | None = None
 
 
 class ModelCallView(View, frozen=True):
@@ -458,7 +459,7 @@ class ExecutorCapabilitiesView(View, frozen=True):
     output: bool
 
 
-class Page(msgspec.Struct, frozen=True, rename="camel"):
+class Page(Discreet, frozen=True, rename="camel"):
     """One page of a listing.
 
     Attributes:

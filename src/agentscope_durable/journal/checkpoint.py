@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import (
     CACHE_FIELD,
@@ -49,14 +50,14 @@ _bodies: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _outcome: Final = msgspec.json.Decoder(OutcomeBlocks)
 
 
-class CheckpointMessage(msgspec.Struct, frozen=True, gc=False):
+class CheckpointMessage(Discreet, frozen=True, gc=False):
     """One message of a folded state: its object without `content`, and its blocks."""
 
     meta: msgspec.Raw
     blocks: tuple[msgspec.Raw, ...]
 
 
-class CheckpointState(msgspec.Struct, frozen=True):
+class CheckpointState(Discreet, frozen=True):
     """The native state at a stream position, as bodies that were not parsed.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import discreet
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import CheckpointRow, Drop, Field
 
@@ -79,6 +80,9 @@ class AgentExecutionPosition(msgspec.Struct):
     carried: list[msgspec.Raw] = []
     receipts: dict[str, msgspec.Raw] = {}
 
+    def __repr__(self) -> str:
+        return discreet(self)
+
     def members(self) -> dict[str, bytes]:
         """The position as it is stored, by member."""
         stored = {
@@ -102,6 +106,9 @@ class _Stored(msgspec.Struct):
     agent: str = ""
     final: FinalAnswer | None = None
     carried: list[msgspec.Raw] = []
+
+    def __repr__(self) -> str:
+        return discreet(self)
 
 
 def read_position(field: msgspec.Raw | Mapping[str, msgspec.Raw] | None) -> AgentExecutionPosition:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import RunStepRef
 
@@ -21,7 +22,7 @@ class ToolError(Exception):
     """
 
 
-class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutionRequest(Discreet, frozen=True, kw_only=True):
     """A tool call to perform.
 
     Attributes:
@@ -37,11 +38,11 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: str
     name: str
     route: str
-    arguments: str
+    arguments: Words
     origin: RunStepRef
 
 
-class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
+class Succeeded(Discreet, frozen=True, tag="succeeded"):
     """The tool ended. `value` is JSON; `error` marks a definite error result (D18).
 
     Attributes:
@@ -57,16 +58,16 @@ class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
     state: str = ""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(Discreet, frozen=True, tag="failed"):
     """The executor says for certain that the tool did not do its work."""
 
-    reason: str
+    reason: Words
 
 
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+class Cancelled(Discreet, frozen=True, tag="cancelled"):
     """Stopped, confirmed; or never started."""
 
-    reason: str = ""
+    reason: Words = ""
 
 
 class Running(msgspec.Struct, frozen=True, tag="running"):
@@ -75,10 +76,10 @@ class Running(msgspec.Struct, frozen=True, tag="running"):
     retry_after: float = 1.0
 
 
-class Unknown(msgspec.Struct, frozen=True, tag="unknown"):
+class Unknown(Discreet, frozen=True, tag="unknown"):
     """May or may not have happened. Settled by evidence, never by a second try."""
 
-    reason: str
+    reason: Words
 
 
 Outcome = Succeeded | Failed | Cancelled | Running | Unknown

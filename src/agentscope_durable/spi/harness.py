@@ -13,6 +13,7 @@ import msgspec
 
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import CommitStep, RunEnd, StepReceipt
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.messages import Input
 from agentscope_durable.contracts.records import (
@@ -43,7 +44,7 @@ class StopCause(msgspec.Struct, frozen=True):
     kind: str
 
 
-class OpenInput(msgspec.Struct, frozen=True):
+class OpenInput(Discreet, frozen=True):
     """An accepted steer or inject input with its content (JSON list of blocks)."""
 
     record: InputRecord
@@ -66,7 +67,7 @@ class OpenWorkView(msgspec.Struct, frozen=True):
     signals: tuple[SignalRecord, ...]
 
 
-class JournalRow(msgspec.Struct, frozen=True):
+class JournalRow(Discreet, frozen=True):
     """One native block as stored: stream position and encoded JournalBatch."""
 
     at: int
@@ -202,7 +203,7 @@ class SettleContext(Protocol):
     async def open_body(self, body: Body) -> Any: ...
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(Discreet, frozen=True, kw_only=True):
     """Cleaned native state, and the calls whose confirmed result it contains.
 
     `journal` is an encoded JournalBatch; b"" if there is no native state to clean.

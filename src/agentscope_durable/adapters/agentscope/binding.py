@@ -17,6 +17,7 @@ import msgspec
 
 from agentscope_durable.adapters.agentscope.context import ORIGIN_KEY, current_origin
 from agentscope_durable.contracts import records
+from agentscope_durable.contracts.discreet import discreet
 from agentscope_durable.contracts.errors import AgentFactoryError, DurableError, Misuse
 from agentscope_durable.journal.host import AgentExecutionHost
 
@@ -196,3 +197,6 @@ class Built(msgspec.Struct):
 
     agent: Any
     structured_schema: Any
+
+    def __repr__(self) -> str:
+        return discreet(self)

@@ -15,6 +15,7 @@ import msgspec
 
 from agentscope_durable.adapters.agentscope.checkpoint import block_bodies, sanitize_blocks
 from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.durable_json import sanitize_text
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.messages import Audio, Base64, Content, Image, Input, Text, Url, Video
@@ -57,7 +58,7 @@ _MEDIA: Final[tuple[tuple[str, type[Image] | type[Audio] | type[Video]], ...]] =
 # ------------------------------------------------------------ a model's answer
 
 
-class StoredAnswer(msgspec.Struct, frozen=True):
+class StoredAnswer(Discreet, frozen=True):
     """The payload of a `model/result` entry that holds an answer.
 
     Attributes:
