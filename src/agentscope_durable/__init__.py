@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RequestConflict,
         Retry,
         RevisionConflict,
+        SnapshotTooLarge,
         StoreBusy,
         StoreFull,
         StoreReadOnly,
@@ -213,6 +214,7 @@ __all__ = [
     "ResourceStatus",
     "Retry",
     "RevisionConflict",
+    "SnapshotTooLarge",
     "Role",
     "RunStatus",
     "RunView",
@@ -267,7 +269,7 @@ _HOMES = {
         " DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HostClosed"
         " Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
         " MissingExtra Misuse NoExecutionConfiguration NotADatabase NotFinished NotFound NotStarted Rejected"
-        " RequestConflict Retry RevisionConflict StoreBusy StoreFull StoreReadOnly Terminal TooLarge"
+        " RequestConflict Retry RevisionConflict SnapshotTooLarge StoreBusy StoreFull StoreReadOnly Terminal TooLarge"
         " TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
         " WaitTimeout WrongLoop"
     ),

@@ -70,7 +70,7 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "CreateSession", "CreateThread", "CloseSession", "CloseThread", "SubmitTurn", "AddInput", "Withdraw",
         "Cancel", "Pause", "Resume", "Respond", "Signal",
     }  # fmt: skip
-    assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy"}
+    assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy", "PruneEvents"}
     questions = {audience: set[str]() for audience in Audience}
     for kind, answer in ANSWERS.items():
         questions[answer.audience].add(kind.__name__)

@@ -17,7 +17,7 @@ import msgspec
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import ReadyRow
-from agentscope_durable.contracts.events import BODY_FIELDS, PublicEvent, StoredEvent
+from agentscope_durable.contracts.events import BODY_FIELDS, EventFilter, PublicEvent, StoredEvent, decode_events
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.projection import tool_key
 from agentscope_durable.contracts.records import (
@@ -88,6 +88,7 @@ class Dump:
     head: SessionHead | None
     rev: int
     next_seq: int
+    pruned: int
     records: dict[str, bytes]
     ready: dict[tuple[str, str], ReadyRow]
 
@@ -98,8 +99,8 @@ class Dump:
         found = store._sessions.get(name)
         ready = {(kind, item): row for (kind, partition, item), row in store._ready.items() if partition == name}
         if found is None:
-            return cls(None, 0, 1, {}, ready)
-        return cls(store.head(name, found), found.rev, found.next_seq, dict(found.records), ready)
+            return cls(None, 0, 1, 0, {}, ready)
+        return cls(store.head(name, found), found.rev, found.next_seq, found.pruned, dict(found.records), ready)
 
     @cached_property
     def _keys(self) -> list[str]:
@@ -164,21 +165,48 @@ class World:
         for thread in now.all(keys.THREADS, ThreadRecord):
             self._thread(before, now, thread)
         self._interactions(now)
+        if now.pruned != before.pruned:
+            self._left(now)
 
     def _new_events(self, before: Dump, now: Dump) -> Counter[str]:
         """Events are dense (EV-06), and fold. Returns how often each Turn's status was told."""
         row = self._store._sessions[keys.partition(self._session)].log[-1]
-        events = msgspec.json.decode(row.events, type=list[StoredEvent]) if row.count else []
+        events = decode_events(row.events, row.first)
         assert row.first == before.next_seq
         assert row.count == len(events) == now.next_seq - before.next_seq
         told: Counter[str] = Counter()
         for offset, event in enumerate(events):
+            assert event is not None
+            earlier = before.turns.get(event.turn_id)
+            assert earlier is None or not earlier[1].status.terminal, f"{event.type} about a Turn that has ended"
             public = public_event(self._session, row.first + offset, row.at_ms, event)
             assert self.fold.accept(public)
             self.events.append(public)
             if event.type == "turn.status":
                 told[event.turn_id] += 1
         return told
+
+    def _left(self, now: Dump) -> None:
+        """What pruning has left folds to what everything did, whatever it is narrowed to (EV-19, PR-04)."""
+        left = [
+            public_event(self._session, sequence, row.at_ms, event)
+            for row in self._store._sessions[keys.partition(self._session)].log
+            for sequence, event in enumerate(decode_events(row.events, row.first), row.first)
+            if event is not None
+        ]
+        filters = [EventFilter(), *(EventFilter(thread.thread_id) for thread in now.all(keys.THREADS, ThreadRecord))]
+        for record, _ in now.turns.values():
+            filters.append(EventFilter(record.thread_id, record.turn_id))
+            for run in now.all(keys.runs(record.turn_id), RunRecord):
+                filters.append(EventFilter(record.thread_id, record.turn_id, run.run_id))
+        for narrow in filters:
+            fold, whole = EventProjection(self._session, narrow), EventProjection(self._session, narrow)
+            for event in left:
+                fold.pass_over(event.sequence - 1)
+                assert fold.accept(event)
+            for event in self.events:
+                assert whole.accept(event)
+            assert fold.projection == whole.projection, f"pruning changed what is shown under {narrow}"
 
     def _stream(self, before: Dump, now: Dump) -> None:
         """A commit of an owner takes the next position of its Thread, and no other commit takes one."""
@@ -271,6 +299,7 @@ class World:
 
     @staticmethod
     def _ended(now: Dump, record: TurnRecord, state: TurnState) -> None:
+        assert record.ended_seq >= record.input_seq, "an ended Turn says where its part of the timeline ends"
         assert not state.conditions, "an ended Turn waits for nothing"
         assert not state.inputs and not state.operator and not state.cancel and not state.pause
         signals = now.all(keys.all_signals(record.turn_id), SignalRecord)

@@ -51,6 +51,7 @@ from agentscope_durable.contracts.status import (
     WaitKind,
 )
 from agentscope_durable.contracts.views import RecoveryPolicy
+from agentscope_durable.domain import pruning
 from agentscope_durable.domain.execution import item_of
 from agentscope_durable.domain.rules import RULES
 from tests.domain.invariants import ASKS
@@ -399,7 +400,7 @@ class Players:
 
     def _rare(self) -> Act:
         threads = (*THREADS, "other")
-        choice = self.random.randrange(7)
+        choice = self.random.randrange(8)
         if choice == 0:
             return self._command(c.CreateSession, binding=self._some((BINDING, NEXT, OTHER)))
         if choice == 1:
@@ -414,6 +415,9 @@ class Players:
             return self._command(c.PutPolicy, key="limit", value=self._some((None, body_of(1))))
         if choice == 5:
             return self._command(c.RecordObject, digest="0" * 64, size=1)
+        if choice == 6:
+            through = self.random.randrange(self.dump.next_seq + 1)
+            return self._command(c.PruneEvents, through=through, older_than_ms=self._some((0, 0, 5_000)))
         return self._submit()
 
     # ---- hosts ----
@@ -889,8 +893,10 @@ def _play(seed: int) -> Counter[tuple[type[Any], str]]:
     return players.history.seen
 
 
-@pytest.mark.spec("PR-22", "EV-06", "Q-09", "RC-02")
-def test_the_invariants_hold_after_every_command_of_a_random_history() -> None:
+@pytest.mark.spec("PR-22", "EV-06", "EV-19", "Q-09", "RC-02")
+def test_the_invariants_hold_after_every_command_of_a_random_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Short enough that a batch ends in the middle of everything.
+    monkeypatch.setattr(pruning, "PRUNE_ROWS", 9)
     seen: Counter[tuple[type[Any], str]] = Counter()
     count = 1 if "SEED" in os.environ else HISTORIES
     for seed in range(FIRST_SEED, FIRST_SEED + count):

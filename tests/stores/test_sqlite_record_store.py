@@ -41,11 +41,13 @@ from agentscope_durable.spi.record_store import (
     LEASE_KEPT_MS,
     PAGE_MAX,
     Change,
+    Column,
     Committed,
     Decide,
     Entry,
     LogRange,
     OwnerLease,
+    Prune,
     Range,
     Reads,
     ReadyRow,
@@ -415,7 +417,8 @@ async def test_every_commit_stands_between_its_failpoints(tmp_path: Path, monkey
         jobs = [write(store, "e", partition=f"p{n % 7}", puts=(("k", b"v"),)) for n in range(100)]
         jobs.append(write(store, ready=(ReadyRow("turn", "c", 0, "i"),)))
         await asyncio.gather(*jobs)
-        await write(store, "a", puts=(("k", None),), unready=(("turn", "i"),), prune_through=1)
+        await write(store, "a", puts=(("k", None),), unready=(("turn", "i"),))
+        await write(store, prune=Prune(1, ((1, b""),)))
         await store.transact("p", NOTHING, always(Unchanged(None)))
         store.announce("host-1")
         store.renew("host-1", 60_000, b"")
@@ -1101,7 +1104,8 @@ async def test_it_answers_as_the_store_in_memory_does(tmp_path: Path, seed: int)
     partitions = ["app" if leases else "", "app\x00a", "app\x00b", "apq\x00a"]
     keys = ["a/1", "a/2", "a/10", "b/é", "b/\U0010ffff", "c"]
     ranges = (Range("a/", limit=2), Range("", limit=100), Range("b/", after="b/é"), Range("a/", after="a/10"))
-    reads = Reads(keys=tuple(keys), ranges=ranges, owners=("host-1", "host-2"))
+    page = LogRange(after=chance.randrange(4), limit=20, columns=(Column.EVENTS,))
+    reads = Reads(keys=tuple(keys), ranges=ranges, owners=("host-1", "host-2"), log=page)
 
     def story(number: int) -> tuple[str, Decide]:
         partition, count, kind = chance.choice(partitions), chance.choice([0, 0, 1, 2, 3]), chance.random()
@@ -1119,9 +1123,12 @@ async def test_it_answers_as_the_store_in_memory_does(tmp_path: Path, seed: int)
             text = b"[" + b",".join([b'"e"'] * count) + b"]" if count else b""
             entry = Entry(text, count, b"[1]" if kind > 0.6 else b"", b"j", stream, number if stream else 0)
         prune = chance.choice([0, 0, 0, 0, chance.randrange(1, 60)])
+        left = chance.choice([b"", b"[null]"])
 
         def decide(view: View, now_ms: int) -> Change | Unchanged:
-            seen = (view.head, view.next_seq, [view.get(key) for key in keys], [view.page(r) for r in ranges])
+            log = view.log(page)
+            seen = (view.head, view.next_seq, [view.get(key) for key in keys], [view.page(r) for r in ranges], log)
+            through = min(view.pruned_through + prune, view.next_seq - 1)
             if kind > 0.95:
                 raise LookupError(str(seen))
             if kind > 0.85:
@@ -1134,7 +1141,9 @@ async def test_it_answers_as_the_store_in_memory_does(tmp_path: Path, seed: int)
                 ready=rows,
                 unready=unready,
                 receipt=(seen, [view.owner(owner) for owner in ("host-1", "host-2")], now_ms),
-                prune_through=prune,
+                prune=Prune(through, tuple((row.first, left) for row in log if row.first <= through))
+                if prune
+                else None,
             )
 
         return partition, decide

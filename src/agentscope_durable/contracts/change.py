@@ -7,6 +7,7 @@ knows the other: decisions know no table, stores know no Turn.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -32,25 +33,47 @@ class Range(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
+class Column(StrEnum):
+    """What a log row holds besides its numbers."""
+
+    EVENTS = "events"
+    PRIVATE = "private"
+    JOURNAL = "journal"
+
+
+COLUMNS = (Column.EVENTS, Column.PRIVATE, Column.JOURNAL)
+"""All of them, in the order in which a row has them."""
+
+
 class LogRange(msgspec.Struct, frozen=True):
     """Log rows that hold an event numbered above `after`, oldest first, at most `limit` rows.
 
-    `through` bounds the number of the first event of a row (0: no bound). Rows without events
-    are not in this range.
+    `through` bounds the number of the first event of a row (0: no bound). Rows without events are not in this range,
+    nor are those of which pruning left none.
+
+    Attributes:
+        columns: what is read of the rows; the others come back as b"". A native block may be much larger than the
+            events beside it.
     """
 
     after: int = 0
     limit: int = 100
     through: int = 0
+    columns: tuple[Column, ...] = COLUMNS
 
 
 class StreamRange(msgspec.Struct, frozen=True):
-    """Log rows of one stream with `first <= at <= last` (0: no upper bound), oldest first."""
+    """Log rows of one stream with `first <= at <= last` (0: no upper bound), oldest first.
+
+    Attributes:
+        columns: as for a `LogRange`.
+    """
 
     stream: str
     first: int = 0
     last: int = 0
     limit: int = PAGE_MAX
+    columns: tuple[Column, ...] = COLUMNS
 
 
 class Reads(msgspec.Struct, frozen=True):
@@ -60,7 +83,8 @@ class Reads(msgspec.Struct, frozen=True):
         keys: records by key.
         ranges: pages of records.
         owners: leases of hosts, judged by the store's clock.
-        log, streams: pages of the log; for `read` only.
+        log: a page of the log by event number. A decision asks for one with `View.log`.
+        streams: pages of the log by position; for `read` only.
         fresh: do not use a cached head.
     """
 
@@ -145,6 +169,19 @@ class ReadyRow(msgspec.Struct, frozen=True):
     value: str = ""
 
 
+class Prune(Discreet, frozen=True):
+    """What is left of the events of rows that were there before (EV-19).
+
+    Attributes:
+        through: the last event that can no longer be replayed: the last of a row, and never lower than before.
+        rows: (number of a row's first event, its `events` column from now on); b"" leaves none. Rows that are not
+            named stay as they are.
+    """
+
+    through: int
+    rows: tuple[tuple[int, bytes], ...] = ()
+
+
 class Change(Discreet, frozen=True):
     """What to make true, all of it or nothing.
 
@@ -156,7 +193,7 @@ class Change(Discreet, frozen=True):
         ready: ready rows to write; unready: (kind, item) of ready rows to remove.
         receipt: what `transact` returns.
         hints: keys to tell listeners after the commit; never stored.
-        prune_through: drop the `events` column of log rows up to this event number (0: none).
+        prune: what of the log's events is dropped, None for nothing.
     """
 
     head: SessionHead
@@ -167,7 +204,7 @@ class Change(Discreet, frozen=True):
     unready: tuple[tuple[str, str], ...] = ()
     receipt: object = None
     hints: tuple[str, ...] = ()
-    prune_through: int = 0
+    prune: Prune | None = None
 
 
 class View(Protocol):
@@ -183,7 +220,14 @@ class View(Protocol):
         """The number the first event of this change will get (starts at 1)."""
         ...
 
+    @property
+    def pruned_through(self) -> int:
+        """Events up to this number can no longer be replayed."""
+        ...
+
     def get(self, key: str) -> bytes | None: ...
+
+    def log(self, r: LogRange) -> list[LogRow]: ...
 
     def page(self, r: Range) -> list[tuple[str, bytes]]: ...
 
@@ -217,7 +261,7 @@ class Committed(Discreet, frozen=True):
 
 
 class LogRow(Discreet, frozen=True):
-    """One log row as read back. `events` is b"" when they were pruned."""
+    """One log row as read back. Of `events` pruning may have left less, or b""; `count` stays what it was."""
 
     first: int
     count: int
@@ -238,7 +282,7 @@ class Records(Discreet, frozen=True):
         head: None when the Session does not exist.
         rev: revision of the head (0 when absent).
         next_seq: number of the next event.
-        pruned_through: events up to this number have been pruned.
+        pruned_through: events up to this number have been pruned and cannot be replayed.
         now_ms: the store's clock.
     """
 

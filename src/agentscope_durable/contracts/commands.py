@@ -414,6 +414,18 @@ class PutPolicy(Command, frozen=True, tag="put_policy"):
     value: Body | None = None
 
 
+class PruneEvents(Command, frozen=True, tag="prune_events"):
+    """Drop the next batch of events that nobody is to replay any more. What they add up to stays (EV-19).
+
+    Attributes:
+        through: number of the last event to drop; None: as far as `older_than_ms` allows.
+        older_than_ms: drop only what was committed at least this long ago by the store's clock.
+    """
+
+    through: int | None = None
+    older_than_ms: int = 0
+
+
 class RecordObject(Command, frozen=True, tag="record_object"):
     """Mark a body that is about to be put as pending (D11)."""
 
@@ -444,6 +456,7 @@ AnyCommand = (
     | ReconcileTool
     | ReleaseTurn
     | PutPolicy
+    | PruneEvents
     | RecordObject
 )
 
@@ -544,6 +557,20 @@ class ReconcileReceipt(msgspec.Struct, frozen=True, rename="camel"):
     state: ExecutionState
     evidence_ref: str
     accepted_at_ms: int
+
+
+class Pruned(msgspec.Struct, frozen=True, rename="camel"):
+    """One batch is dropped.
+
+    Attributes:
+        through: events up to this number can no longer be replayed.
+        dropped: events of this batch that are gone; the others are still a part of what is shown.
+        more: there may be more to drop.
+    """
+
+    through: int
+    dropped: int
+    more: bool
 
 
 class Done(msgspec.Struct, frozen=True, rename="camel"):

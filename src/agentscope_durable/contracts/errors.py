@@ -62,6 +62,7 @@ __all__ = [
     "RequestConflict",
     "Retry",
     "RevisionConflict",
+    "SnapshotTooLarge",
     "StoreBusy",
     "StoreFull",
     "StoreReadOnly",
@@ -221,6 +222,20 @@ class TooLarge(Rejected):
         self.size_bytes: int = size_bytes
         self.limit_bytes: int = limit_bytes
         super().__init__(f"the {subject} has {size_bytes} bytes, more than {limit_bytes}")
+
+
+class SnapshotTooLarge(Rejected):
+    """A snapshot would need more than one of its named bounds."""
+
+    code = ErrorCode.TOO_LARGE
+    http_status = 413
+    exit_code = 2
+    advice = "Narrow it to a Thread or a Turn, or read the history in pages; pruned events count for less"
+
+    def __init__(self, bound: str, limit: int) -> None:
+        self.bound: str = bound
+        self.limit: int = limit
+        super().__init__(f"the snapshot is beyond {bound}, which is {limit}")
 
 
 class NotFound(Rejected):

@@ -33,7 +33,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev3"
+STORAGE_REVISION = "8.dev4"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -265,6 +265,8 @@ class ThreadRecord(_Record, frozen=True):
         current: the unfinished Turn at the head of the queue, "" when idle.
         writer: version of the library that wrote the checkpoint; "" before the first.
         settled_at: position of the last settled checkpoint.
+        created_seq, closed_seq: numbers of the events that opened and closed it; 0 while it is open. With its Turns'
+            they say which part of the timeline is about it.
     """
 
     thread_id: str
@@ -281,6 +283,8 @@ class ThreadRecord(_Record, frozen=True):
     settled_at: int = 0
     chain: str = ""
     digest: str = ""
+    created_seq: int = 0
+    closed_seq: int = 0
 
 
 class TurnRecord(_Record, frozen=True):
@@ -289,6 +293,7 @@ class TurnRecord(_Record, frozen=True):
     Attributes:
         input_seq: number of the event that holds the submitted message.
         first_at, last_at: stream positions of its owner commits, 0 before the first.
+        ended_seq: number of the event that told of its end, after which no event is about it; 0 while it goes on.
     """
 
     turn_id: str
@@ -300,6 +305,7 @@ class TurnRecord(_Record, frozen=True):
     state: TurnState
     first_at: int = 0
     last_at: int = 0
+    ended_seq: int = 0
 
 
 class TurnRef(_Record, frozen=True):

@@ -425,6 +425,18 @@ class CommandReceipt(View, frozen=True):
     revision: int
 
 
+class PruneReceipt(View, frozen=True):
+    """Events of a Session were dropped.
+
+    Attributes:
+        cursor: the oldest one that can still be continued from.
+        dropped: how many events are gone. What a snapshot still needs of the others stays stored.
+    """
+
+    cursor: str
+    dropped: int
+
+
 class SignalView(View, frozen=True):
     """An accepted input or signal and what became of it."""
 

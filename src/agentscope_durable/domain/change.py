@@ -150,6 +150,11 @@ class Draft:
         """Add a public event and return the number it will have."""
         raw = msgspec.Raw(_json.encode(payload))
         self._events.append(StoredEvent(event_type, thread_id, turn_id, run_id, step_id, raw))
+        return self.last_seq
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the newest event, of this change or of those before it."""
         return self.view.next_seq + len(self._events) - 1
 
     def fact(self, fact: PrivateFact) -> None:

@@ -63,7 +63,7 @@ def end_turn(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: Turn
         settle_ms=0,
     )
     ended = draft.show(record, before, ended)
-    draft.put(keys.turn(record.turn_id), replace(record, state=ended))
+    draft.put(keys.turn(record.turn_id), replace(record, state=ended, ended_seq=draft.last_seq))
     if thread.current == record.turn_id:
         advance(draft, thread)
     return ended

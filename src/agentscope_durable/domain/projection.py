@@ -10,6 +10,7 @@ observer can follow a newer server.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -168,8 +169,8 @@ class EventProjection:
         self._tools: dict[str, ToolView] = {}
         self._interactions: dict[str, InteractionView] = {}
         self._signals: dict[str, SignalView] = {}
-        # Thread -> ordinal -> unfinished Turn, in the order of admission.
-        self._queues: dict[str, dict[int, str]] = {}
+        # Thread -> (ordinal, unfinished Turn), in the order of admission.
+        self._queues: dict[str, list[tuple[int, str]]] = {}
         # Only under a filter by Run: which Run an entry is with now, by "kind" and key.
         self._runs: dict[tuple[str, str], str] = {}
 
@@ -247,6 +248,10 @@ class EventProjection:
         self._sequence = event.sequence
         return True
 
+    def pass_over(self, sequence: int) -> None:
+        """Go on after `sequence`: the caller knows that no event up to it changes anything that is not folded yet."""
+        self._sequence = max(self._sequence, sequence)
+
     def reset(self, snapshot: SnapshotView) -> None:
         """Replace everything by a snapshot and go on from its cursor (PR-15, ST-07).
 
@@ -269,7 +274,7 @@ class EventProjection:
         self._queues = {}
         for turn in sorted(self._turns.values(), key=lambda turn: turn.ordinal):
             if not turn.status.terminal:
-                self._queues.setdefault(turn.thread_id, {})[turn.ordinal] = turn.turn_id
+                self._queues.setdefault(turn.thread_id, []).append((turn.ordinal, turn.turn_id))
         self._runs = {}
         if self._run is not None:
             kinds: tuple[tuple[str, Mapping[str, object]], ...] = (
@@ -324,11 +329,13 @@ class EventProjection:
     def _turn_status(self, event: PublicEvent) -> None:
         turn = msgspec.convert(event.data["turn"], TurnView)
         self._turns[turn.turn_id] = turn
-        queue = self._queues.setdefault(turn.thread_id, {})
-        if turn.status.terminal:
-            queue.pop(turn.ordinal, None)
-        else:
-            queue[turn.ordinal] = turn.turn_id
+        queue, place = self._queues.setdefault(turn.thread_id, []), (turn.ordinal, turn.turn_id)
+        index = bisect_left(queue, place)
+        if queue[index : index + 1] == [place]:
+            if turn.status.terminal:
+                del queue[index]
+        elif not turn.status.terminal:
+            queue.insert(index, place)
         thread = self._threads.get(turn.thread_id)
         if thread is not None:
             current = self._current(turn.thread_id)
@@ -342,8 +349,9 @@ class EventProjection:
             self._turns[turn.turn_id] = replace(turn, recovery=recovery)
 
     def _current(self, thread_id: str) -> str | None:
-        """The oldest unfinished Turn: ordinals are first seen in their order."""
-        return next(iter(self._queues.get(thread_id, {}).values()), None)
+        """The oldest unfinished Turn."""
+        queue = self._queues.get(thread_id)
+        return queue[0][1] if queue else None
 
     # ---- messages ----
 

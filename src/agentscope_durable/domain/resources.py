@@ -67,14 +67,22 @@ def create_thread(c: CreateThread, seed: bytes, view: View, now_ms: int) -> Chan
 
 
 def open_thread(draft: Draft, thread_id: str, binding: Binding) -> None:
-    draft.put(keys.thread(thread_id), ThreadRecord(thread_id=thread_id, binding=binding, created_ms=draft.now_ms))
     draft.head = replace(draft.head, thread_count=draft.head.thread_count + 1)
     view = BindingView(
         harness=binding.harness,
         definition_version=binding.definition_version,
         state_version=binding.state_version,
     )
-    draft.emit("thread.created", ThreadCreated(binding=view, created_at_ms=draft.now_ms), thread_id=thread_id)
+    seq = draft.emit("thread.created", ThreadCreated(binding=view, created_at_ms=draft.now_ms), thread_id=thread_id)
+    draft.put(
+        keys.thread(thread_id),
+        ThreadRecord(thread_id=thread_id, binding=binding, created_ms=draft.now_ms, created_seq=seq),
+    )
+
+
+def _shut(draft: Draft, thread: ThreadRecord) -> None:
+    seq = draft.emit("thread.closed", ThreadClosed(), thread_id=thread.thread_id)
+    draft.put(keys.thread(thread.thread_id), replace(thread, status=ResourceStatus.CLOSED, closed_seq=seq))
 
 
 def _same_definition(kind: str, identity: str, existing: Binding, wanted: Binding) -> None:
@@ -96,8 +104,7 @@ def close_thread(c: CloseThread, seed: bytes, view: View, now_ms: int) -> Change
         raise InvalidRequest("the main thread closes together with its session", path="thread_id")
     if thread.current:
         raise Unfinished("thread", c.thread_id, turns=1)
-    draft.put(keys.thread(c.thread_id), replace(thread, status=ResourceStatus.CLOSED))
-    draft.emit("thread.closed", ThreadClosed(), thread_id=c.thread_id)
+    _shut(draft, thread)
     return draft.change(Done(changed=True))
 
 
@@ -119,8 +126,7 @@ def close_session(c: CloseSession, seed: bytes, view: View, now_ms: int) -> Chan
         raise Unfinished("session", c.session.session_id, turns=unfinished)
     for thread in threads:
         if thread.status is ResourceStatus.OPEN:
-            draft.put(keys.thread(thread.thread_id), replace(thread, status=ResourceStatus.CLOSED))
-            draft.emit("thread.closed", ThreadClosed(), thread_id=thread.thread_id)
+            _shut(draft, thread)
     draft.head = replace(draft.head, status=ResourceStatus.CLOSED)
     draft.emit("session.closed", SessionClosed())
     return draft.change(Done(changed=True))

@@ -19,6 +19,7 @@ from agentscope_durable.domain import (
     interaction,
     lease,
     operator,
+    pruning,
     resources,
     settlement,
     step,
@@ -61,5 +62,6 @@ RULES: dict[type[c.Command], Rule] = {
     c.ReconcileTool: Rule(OPERATOR, operator.reads_reconcile, operator.reconcile_tool),
     c.ReleaseTurn: Rule(OPERATOR, operator.reads_release, operator.release_turn),
     c.PutPolicy: Rule(OPERATOR, operator.reads_put_policy, operator.put_policy),
+    c.PruneEvents: Rule(OPERATOR, pruning.reads_prune, pruning.prune_events),
 }
 """Every command there is."""

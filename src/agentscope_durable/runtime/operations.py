@@ -1,5 +1,5 @@
-"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn, and look
-at what does not get on, in all Sessions.
+"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn, look at
+what does not get on in all Sessions, and drop events that nobody is to replay any more.
 
 Nothing here is reachable through a public transport, a model's tool or a handle (UN-08). Whoever
 calls it has looked at the outside world; the evidence reference says where that look is on record.
@@ -7,6 +7,7 @@ calls it has looked at the outside world; the evidence reference says where that
 
 from __future__ import annotations
 
+import logging
 import math
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -15,8 +16,16 @@ import msgspec
 
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
-from agentscope_durable.contracts.commands import PutPolicy, ReconcileReceipt, ReconcileTool, ReleaseTurn
+from agentscope_durable.contracts.commands import (
+    Pruned,
+    PruneEvents,
+    PutPolicy,
+    ReconcileReceipt,
+    ReconcileTool,
+    ReleaseTurn,
+)
 from agentscope_durable.contracts.errors import InvalidRequest
+from agentscope_durable.contracts.events import cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.questions import (
@@ -28,10 +37,12 @@ from agentscope_durable.contracts.questions import (
 )
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
-from agentscope_durable.contracts.views import Page, SessionSizeView, StallPage, StoreView, WatchView
+from agentscope_durable.contracts.views import Page, PruneReceipt, SessionSizeView, StallPage, StoreView, WatchView
 from agentscope_durable.runtime.handles import PAGE_LIMIT
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
+
+log = logging.getLogger("agentscope_durable.runtime")
 
 Timeout = float | timedelta
 
@@ -53,7 +64,7 @@ class TurnIdentity(Protocol):
 
 
 class HostOperations:
-    """Privileged, audited operations on the Turns of one backend."""
+    """Privileged, audited operations on the Sessions and Turns of one backend."""
 
     def __init__(self, backend: SessionBackend) -> None:
         self._backend = backend
@@ -184,11 +195,55 @@ class HostOperations:
             body = await self._backend.put_body(session, msgspec.json.encode(durable_json.value(value)))
         await self._backend.execute(PutPolicy(session=session, key=key, value=body), audience=Audience.OPERATOR)
 
+    async def prune_events(
+        self, session: SessionKey, *, through: str | None = None, older_than: Timeout | None = None
+    ) -> PruneReceipt:
+        """Drop events that nobody is to replay any more, the oldest first (EV-19).
 
-def _milliseconds(after: Timeout) -> int:
-    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        Snapshots, history, results, tool calls, questions, Steps, model calls and checkpoints stay as they are. What
+        ends is the replay: a cursor before what was dropped raises `CursorExpired`, and a stream that continues from
+        one begins with a `SnapshotReset`.
+
+        Works in batches, each a short commit. Stopped, cancelled or killed at any point, it has dropped what it had
+        dropped by then; called again, it goes on. Whole commits are dropped, so it may end a little before `through`.
+
+        Args:
+            session: whose events.
+            through: cursor of the last event to drop.
+            older_than: drop only what was committed at least this long ago by the store's clock; seconds or a
+                timedelta. At least one of the two is needed, and both may be given.
+
+        Raises:
+            InvalidCursor: of another Session, or ahead of the timeline.
+            InvalidRequest: no bound was given, or the age is not 0 or more.
+        """
+        if through is None and older_than is None:
+            raise InvalidRequest("say through which cursor, or how old: otherwise every event would go", path="through")
+        command = PruneEvents(
+            session=session,
+            through=None if through is None else sequence_of(session, through),
+            older_than_ms=0 if older_than is None else _milliseconds(older_than, "older_than"),
+        )
+        dropped = 0
+        while True:
+            pruned: Pruned = await self._backend.execute(command, audience=Audience.OPERATOR)
+            dropped += pruned.dropped
+            if not pruned.more:
+                break
+        log.info(
+            "events of session %s through %d are pruned, %d were dropped",
+            session.session_id,
+            pruned.through,
+            dropped,
+            extra={"namespace": session.namespace, "session_id": session.session_id},
+        )
+        return PruneReceipt(cursor=cursor_of(session, pruned.through), dropped=dropped)
+
+
+def _milliseconds(time: Timeout, path: str = "after") -> int:
+    seconds = time.total_seconds() if isinstance(time, timedelta) else time
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise InvalidRequest("a time is a number of seconds from 0 on, or a timedelta", path="after")
+        raise InvalidRequest("a time is a number of seconds from 0 on, or a timedelta", path=path)
     return int(seconds * 1000)
 
 

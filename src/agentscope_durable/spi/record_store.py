@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agentscope_durable.contracts.change import (
+    COLUMNS,
     HEAD_MAX_BYTES,
     LEASE_KEPT_MS,
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Capabilities,
     Change,
+    Column,
     Committed,
     Decide,
     Entry,
@@ -25,6 +27,7 @@ from agentscope_durable.contracts.change import (
     Need,
     OwnerLease,
     PartitionSize,
+    Prune,
     Range,
     Reads,
     ReadyItem,
@@ -40,8 +43,10 @@ from agentscope_durable.contracts.change import (
 )
 
 __all__ = [
+    "COLUMNS",
     "Capabilities",
     "Change",
+    "Column",
     "Committed",
     "Decide",
     "Entry",
@@ -54,6 +59,7 @@ __all__ = [
     "OwnerLease",
     "PAGE_MAX",
     "PartitionSize",
+    "Prune",
     "Range",
     "Reads",
     "ReadyItem",
@@ -85,6 +91,7 @@ class RecordStore(Protocol):
     fair        A change of one partition does not fail because of another partition's change.
     bounded     A page never holds more than its limit.
     measured    What a partition takes, and how long changes waited, can be asked for.
+    pruned      What a change drops of the events is gone with it; numbers, private facts and native blocks stay.
     """
 
     @property

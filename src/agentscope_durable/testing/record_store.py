@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from agentscope_durable.contracts.errors import DurableError, HostClosed, WrongLoop
+from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, WrongLoop
 from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import ACTIVE_THREADS_MAX, RunState, SessionHead, ThreadHead, TurnState
 from agentscope_durable.contracts.status import ResourceStatus
@@ -31,12 +31,15 @@ from agentscope_durable.spi.record_store import (
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Change,
+    Column,
     Committed,
     Decide,
     Entry,
     LogRange,
+    LogRow,
     Need,
     PartitionSize,
+    Prune,
     Range,
     Reads,
     ReadyItem,
@@ -79,7 +82,7 @@ def change(
     unready: tuple[tuple[str, str], ...] = (),
     receipt: object = None,
     hints: tuple[str, ...] = (),
-    prune_through: int = 0,
+    prune: Prune | None = None,
 ) -> Change:
     return Change(
         head=head,
@@ -90,7 +93,7 @@ def change(
         unready=unready,
         receipt=receipt,
         hints=hints,
-        prune_through=prune_through,
+        prune=prune,
     )
 
 
@@ -448,29 +451,85 @@ class RecordStoreContract:
             assert [row.journal for row in found[StreamRange("main", last=2)]] == [b"block 1", b"block 2"]
             assert [row.count for row in found[StreamRange("other", first=30, last=41)]] == [1, 1]
 
-    async def test_numbered_pruned_events_keep_their_rows_and_numbers(self, tmp_path: Path) -> None:
-        async with self.opened(tmp_path) as store:
-            for n in range(1, 5):  # events 1-2, 3-4, 5-6, 7-8
-                entry = Entry(b'["a","b"]', 2, private=b"p", journal=b"j", stream="main", at=n)
-                await store.transact("p", NOTHING, always(change(entry=entry)))
+    # ------------------------------------------------------------ pruned
 
-            async def state() -> tuple[int, list[bytes]]:
-                records = await store.read("p", Reads(log=LogRange()))
-                assert [(row.first, row.count, row.private, row.journal) for row in records.log] == [
+    async def _four_rows(self, store: RecordStore) -> None:
+        """Events 1-2, 3-4, 5-6 and 7-8, and a row without events between each two."""
+        for n in range(1, 5):
+            entry = Entry(b'["a","b"]', 2, private=b"p", journal=b"j", stream="main", at=n)
+            await store.transact("p", NOTHING, always(change(entry=entry)))
+            await store.transact("p", NOTHING, always(change(entry=Entry(private=b"between"))))
+
+    async def test_pruned_events_are_gone_and_the_rows_keep_their_numbers_and_the_rest(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)
+
+            async def state() -> tuple[int, dict[int, bytes]]:
+                records = await store.read("p", Reads(log=LogRange(), streams=(StreamRange("main"),)))
+                stream = records.streams[StreamRange("main")]
+                assert [(row.first, row.count, row.private, row.journal) for row in stream] == [
                     (first, 2, b"p", b"j") for first in (1, 3, 5, 7)
                 ]
-                return records.pruned_through, [row.events for row in records.log]
+                left = {row.first: row.events for row in stream if row.events}
+                assert {row.first: row.events for row in records.log} == left, "a row without events is in no log page"
+                return records.pruned_through, left
 
-            kept = b'["a","b"]'
-            await store.transact("p", NOTHING, always(change(prune_through=1)))
-            assert await state() == (0, [kept, kept, kept, kept])
-            await store.transact("p", NOTHING, always(change(prune_through=5)))
-            assert await state() == (4, [b"", b"", kept, kept])
-            await store.transact("p", NOTHING, always(change(prune_through=2)))
-            assert await state() == (4, [b"", b"", kept, kept])
-            await store.transact("p", NOTHING, always(change(prune_through=1000)))
-            assert await state() == (8, [b"", b"", b"", b""])
-            assert (await store.transact("p", NOTHING, always(change(entry=events("next"))))).first_seq == 9
+            whole, left = b'["a","b"]', b'[null,"b"]'
+            await store.transact("p", NOTHING, always(change(prune=Prune(4, ((1, b""), (3, left))))))
+            assert await state() == (4, {3: left, 5: whole, 7: whole})
+            await store.transact("p", NOTHING, always(change(prune=Prune(6))))
+            assert await state() == (6, {3: left, 5: whole, 7: whole})
+            # Again, and with a row that was pruned before; and what was written last in the same change stays.
+            entry = Entry(b'["next"]', 1, private=b"p", journal=b"j", stream="next", at=1)
+            last = change(entry=entry, prune=Prune(8, ((3, b""), (5, b""), (7, b""))))
+            assert (await store.transact("p", NOTHING, always(last))).first_seq == 9
+            records = await store.read("p", Reads(log=LogRange(), streams=(StreamRange("main"),)))
+            assert [(row.first, row.events) for row in records.log] == [(9, b'["next"]')]
+            assert [row.events for row in records.streams[StreamRange("main")]] == [b"", b"", b"", b""]
+            assert records.pruned_through == 8
+
+    async def test_pruned_what_is_pruned_stays_so_and_what_is_not_written_is_not_pruned(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)
+            await store.transact("p", NOTHING, always(change(prune=Prune(4))))
+
+            for wrong in (Prune(3), Prune(9), Prune(6, ((7, b""),)), Prune(6, ((0, b""),))):
+                with pytest.raises(InvalidRequest):
+                    await store.transact("p", NOTHING, always(change(entry=events("no"), prune=wrong)))
+            records = await store.read("p", NOTHING)
+            assert (records.pruned_through, records.next_seq) == (4, 9)
+
+    async def test_pruned_a_decision_sees_the_log_it_prunes(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)
+            page = LogRange(after=2, through=6, columns=(Column.EVENTS,))
+            seen: list[tuple[int, list[LogRow]]] = []
+
+            def look(view: View, now_ms: int) -> Change:
+                seen.append((view.pruned_through, view.log(page)))
+                return change(prune=Prune(4, ((3, b""),)))
+
+            await store.transact("p", NOTHING, look)
+            await store.transact("p", NOTHING, look)
+
+            [(before, rows), (after, again)] = seen
+            assert (before, after) == (0, 4)
+            assert [(row.first, row.count, row.events) for row in rows] == [(3, 2, b'["a","b"]'), (5, 2, b'["a","b"]')]
+            assert [row.first for row in again] == [5]
+
+    async def test_bounded_a_reading_holds_the_columns_that_were_asked_for(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)
+            for columns in ((), (Column.EVENTS,), (Column.JOURNAL,), (Column.PRIVATE, Column.JOURNAL)):
+                log = LogRange(columns=columns, limit=1)
+                stream = StreamRange("main", columns=columns, limit=1)
+                records = await store.read("p", Reads(log=log, streams=(stream,)))
+                whole = {Column.EVENTS: b'["a","b"]', Column.PRIVATE: b"p", Column.JOURNAL: b"j"}
+                for row in (*records.log, *records.streams[stream]):
+                    assert (row.first, row.count, row.stream, row.at) == (1, 2, "main", 1)
+                    assert {column: getattr(row, column) for column in whole} == {
+                        column: value if column in columns else b"" for column, value in whole.items()
+                    }
 
     # ------------------------------------------------------------ timed
 

@@ -110,7 +110,7 @@ class Queries:
             InvalidRequest: a limit outside 1..1000, or no question at all.
             InvalidCursor: the cursor is of another listing, or of the future.
             CursorExpired: the events after the cursor were pruned.
-            LimitExceeded: a named bound of the module that answers.
+            LimitExceeded, SnapshotTooLarge: a named bound of the module that answers.
         """
         return await _answer(question).find(self._reader, question)
 

@@ -16,7 +16,7 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import ExecutionRecord, InteractionRecord, TurnRecord, decode
 from agentscope_durable.contracts.status import ExecutionKind, InteractionState, WaitKind
 from agentscope_durable.contracts.views import InteractionView, ToolView
-from agentscope_durable.spi.record_store import Reads
+from agentscope_durable.spi.record_store import Column, Reads
 
 __all__ = ["list_interactions", "list_tools", "made", "with_results"]
 
@@ -130,7 +130,7 @@ async def _arguments(
         return found
     # Where the record does not say: in the Turn's slice of the stream.
     last = turn.last_at if turn.state.status.terminal else 0
-    async for row in reader.stream(session, turn.thread_id, turn.first_at, last):
+    async for row in reader.stream(session, turn.thread_id, turn.first_at, last, Column.EVENTS):
         for one in events_of((row,), after=0, through=row.first + row.count):
             if one.event.type == "tool.requested" and one.event.turn_id == turn.turn_id:
                 changed = tool_changed(one)

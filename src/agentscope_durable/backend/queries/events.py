@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentscope_durable.backend.queries.pages import is_full, page_limit
 from agentscope_durable.backend.queries.reading import Reader, log_page
 from agentscope_durable.backend.queries.records import run_key, run_of, thread_of, turn_of
-from agentscope_durable.backend.queries.rows import Found, events_of, open_payload, weight
+from agentscope_durable.backend.queries.rows import Found, Payload, events_of, payload_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import CursorExpired, InvalidCursor, InvalidRequest
@@ -46,7 +46,10 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
         if position > watermark:
             raise InvalidCursor("this cursor is ahead of the timeline", path="cursor")
         if position < records.pruned_through:
-            if question.cursor is not None or last:
+            if last:
+                # Pruned while this page was read: it ends here.
+                return EventPage(tuple(events), cursor_of(session, position), cursor_of(session, watermark))
+            if question.cursor is not None:
                 raise CursorExpired(position, oldest=records.pruned_through)
             # Without a cursor: everything that is kept.
             position = records.pruned_through
@@ -58,11 +61,12 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
             if (not question.types or event.type in question.types) and concerns(
                 narrow, event.type, event.thread_id, event.turn_id, event.run_id
             ):
-                size += weight(event)
+                payload = payload_of(found)
+                size += payload.size
                 full = is_full(events, size)
                 if full:
                     break
-                events.append(await public_event(reader, session, found))
+                events.append(await public_event(reader, session, found, payload))
             position = found.sequence
         if full or position >= min(last, watermark) or not records.log:
             return EventPage(tuple(events), cursor_of(session, position), cursor_of(session, watermark))
@@ -74,7 +78,7 @@ async def watermarks(reader: Reader, question: q.Watermarks) -> tuple[int, ...]:
     return tuple(await reader.records.watermarks([keys.partition(session) for session in question.sessions]))
 
 
-async def public_event(reader: Reader, session: SessionKey, found: Found) -> PublicEvent:
+async def public_event(reader: Reader, session: SessionKey, found: Found, payload: Payload) -> PublicEvent:
     """The event as readers see it."""
     event = found.event
     return PublicEvent(
@@ -82,7 +86,7 @@ async def public_event(reader: Reader, session: SessionKey, found: Found) -> Pub
         session=session,
         sequence=found.sequence,
         at_ms=found.at_ms,
-        data=await open_payload(reader.bodies, session, event),
+        data=await payload.open(reader.bodies, session),
         thread_id=event.thread_id or None,
         turn_id=event.turn_id or None,
         run_id=event.run_id or None,

@@ -11,11 +11,10 @@ from agentscope_durable.backend.queries.events import check_filter, filter_keys
 from agentscope_durable.backend.queries.pages import cursor_after, is_full, one_more, page_limit, position_of
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.backend.queries.records import state_of, turn_of
-from agentscope_durable.backend.queries.rows import open_payload, weight
+from agentscope_durable.backend.queries.rows import payload_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded, NotFound
-from agentscope_durable.contracts.events import EventFilter
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode
@@ -27,6 +26,8 @@ __all__ = ["MESSAGE_SCAN_MAX", "get_history", "get_message"]
 
 MESSAGE_SCAN_MAX: Final = 10_000
 """Index entries one question looks through for the messages of a Thread, a Turn or an id."""
+_FIRST_LOOK: Final = 16
+"""Index entries read at first for one message; most Turns have fewer."""
 
 
 async def get_history(reader: Reader, question: q.GetHistory) -> Page:
@@ -35,18 +36,26 @@ async def get_history(reader: Reader, question: q.GetHistory) -> Page:
     after = position_of("history", question.cursor, keys.MESSAGES)
     records = await reader.read(session, Reads(keys=filter_keys(narrow)))
     check_filter(records, narrow)
-    if not after and narrow.turn_id is not None:
-        after = keys.message(turn_of(records, narrow.thread_id or "", narrow.turn_id).input_seq - 1)
+    until = ""
+    if narrow.turn_id is not None:
+        start, until = _reach(turn_of(records, narrow.thread_id or "", narrow.turn_id))
+        after = after or start
     entries: list[tuple[int, MessageIndex]] = []
     more = True
     scanned = 0
+    size = one_more(limit)
     # One more than the page, to know whether there is another.
     while more and len(entries) <= limit and scanned < MESSAGE_SCAN_MAX:
-        page = Range(keys.MESSAGES, after, one_more(limit) if narrow == EventFilter() else PAGE_MAX)
+        page = Range(keys.MESSAGES, after, size)
         rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
         more = len(rows) == page.limit
         scanned += len(rows)
+        # What is asked for may be far apart.
+        size = min(size * 4, PAGE_MAX)
         for key, data in rows:
+            if until and key > until:
+                more = False
+                break
             index = decode(MessageIndex, data, key=key)
             if narrow.thread_id not in (None, index.thread_id) or narrow.turn_id not in (None, index.turn_id):
                 continue
@@ -73,13 +82,13 @@ async def _messages(
         newest = found[index.seq]
         if run_id is not None and newest.event.run_id != run_id:
             continue
-        size += weight(newest.event)
+        payload = payload_of(newest)
+        size += payload.size
         if is_full(items, size):
             return items, count
-        payload = await open_payload(reader.bodies, session, newest.event)
         try:
             message = message_of(
-                payload,
+                await payload.open(reader.bodies, session),
                 sequence=first,
                 created_at_ms=found[first].at_ms,
                 withdrawn=index.flag == "withdrawn",
@@ -93,14 +102,14 @@ async def _messages(
 
 async def get_message(reader: Reader, question: q.GetMessage) -> Message:
     session, message_id = question.session, question.message_id
-    after = keys.MESSAGES
-    # Messages of a Turn are named after it; it tells from where on to look.
+    after, until = keys.MESSAGES, ""
+    # Messages of a Turn are named after it; it tells where to look.
     turn_id = message_id.rpartition(".")[0]
     turn_key = keys.turn(turn_id)
     records = await reader.read(session, Reads(keys=(turn_key,)))
     if turn_key in records.keys:
         turn = decode(TurnRecord, records.keys[turn_key], key=turn_key)
-        after = keys.message(turn.input_seq - 1)
+        after, until = _reach(turn)
         state = state_of(records, turn)
         if state.message_id == message_id:
             # The newest answer is what is asked for most.
@@ -110,19 +119,27 @@ async def get_message(reader: Reader, question: q.GetMessage) -> Message:
                 index = decode(MessageIndex, records.keys[guess], key=guess)
                 return (await _messages(reader, session, [(state.message_seq, index)]))[0][0]
     scanned = 0
+    size = _FIRST_LOOK
     while True:
-        page = Range(keys.MESSAGES, after, PAGE_MAX)
+        page = Range(keys.MESSAGES, after, size)
         rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
         for key, data in rows:
             index = decode(MessageIndex, data, key=key)
             if index.message_id == message_id:
                 return (await _messages(reader, session, [(_first_of(key), index)]))[0][0]
         scanned += len(rows)
-        if len(rows) < PAGE_MAX:
+        if len(rows) < size or (until and rows[-1][0] >= until):
             raise NotFound("message", message_id)
         if scanned >= MESSAGE_SCAN_MAX:
             raise LimitExceeded("MESSAGE_SCAN_MAX", MESSAGE_SCAN_MAX)
         after = rows[-1][0]
+        size = min(size * 4, PAGE_MAX)
+
+
+def _reach(turn: TurnRecord) -> tuple[str, str]:
+    """Between which keys the messages of a Turn stand in the index: after the first, and not after the second ("" while
+    it goes on)."""
+    return keys.message(turn.input_seq - 1), keys.message(turn.ended_seq) if turn.ended_seq else ""
 
 
 def _first_of(key: str) -> int:

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.queries.records import head_of
-from agentscope_durable.backend.queries.rows import Found, events_of
+from agentscope_durable.backend.queries.rows import Found, events_of, last_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
+    Column,
     LogRange,
     LogRow,
     OwnerLease,
@@ -25,20 +26,20 @@ from agentscope_durable.spi.record_store import (
     StreamRange,
 )
 
-__all__ = ["LISTING_MAX", "LOG_ROWS", "Reader", "log_page"]
+__all__ = ["LISTING_MAX", "LOG_ROWS", "NEAR", "Reader", "log_page"]
 
 LOG_ROWS: Final = 200
 """Log rows of one read: short enough that no reader holds the store up."""
 LISTING_MAX: Final = 10_000
 """Tool calls, interactions, inputs or signals of one Turn that are listed without pages."""
-_NEAR: Final = 64
+NEAR: Final = 64
 """Events between two wanted ones that are rather read over than read around."""
 _OWNER_ROUNDS: Final = 3
 
 
 def log_page(*, after: int, through: int, rows: int = PAGE_MAX) -> LogRange:
-    """The next rows of the log up to `through`, at most LOG_ROWS of them."""
-    return LogRange(after=after, limit=min(rows, LOG_ROWS), through=through)
+    """The events of the next rows of the log up to `through`, at most LOG_ROWS of them."""
+    return LogRange(after=after, limit=min(rows, LOG_ROWS), through=through, columns=(Column.EVENTS,))
 
 
 class Reader:
@@ -94,28 +95,30 @@ class Reader:
         start = 0
         while start < len(wanted):
             stop = start + 1
-            while stop < len(wanted) and wanted[stop] - wanted[stop - 1] <= _NEAR:
+            while stop < len(wanted) and wanted[stop] - wanted[stop - 1] <= NEAR:
                 stop += 1
             position, through = wanted[start] - 1, wanted[stop - 1]
             while position < through:
                 page = log_page(after=position, through=through)
-                records = await self.read(session, Reads(log=page))
-                for one in events_of(records.log, after=position, through=through):
-                    position = one.sequence
-                    if position in sequences:
-                        found[position] = one
-                if not records.log or position <= records.pruned_through:
+                log = (await self.read(session, Reads(log=page))).log
+                for one in events_of(log, after=position, through=through):
+                    if one.sequence in sequences:
+                        found[one.sequence] = one
+                if len(log) < LOG_ROWS:
                     break
+                position = last_of(log[-1])
             start = stop
         missing = sequences - found.keys()
         if missing:
             raise CorruptRecord(f"event {min(missing)}", "log row", "a record refers to it, and it is not there")
         return found
 
-    async def stream(self, session: SessionKey, stream: str, first: int, last: int) -> AsyncIterator[LogRow]:
-        """Rows of a Thread's stream from `first` to `last` (0: the newest), oldest first."""
+    async def stream(
+        self, session: SessionKey, stream: str, first: int, last: int, column: Column
+    ) -> AsyncIterator[LogRow]:
+        """Rows of a Thread's stream from `first` to `last` (0: the newest), oldest first, with one of their columns."""
         while True:
-            page = StreamRange(stream=stream, first=first, last=last, limit=LOG_ROWS)
+            page = StreamRange(stream=stream, first=first, last=last, limit=LOG_ROWS, columns=(column,))
             rows = (await self.read(session, Reads(streams=(page,)))).streams[page]
             for row in rows:
                 yield row

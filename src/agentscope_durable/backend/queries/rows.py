@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,18 +10,15 @@ import msgspec
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.errors import CorruptRecord
-from agentscope_durable.contracts.events import BODY_FIELDS, StoredEvent, ToolChanged
+from agentscope_durable.contracts.events import BODY_FIELDS, StoredEvent, ToolChanged, decode_events
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import PrivateFact
 from agentscope_durable.spi.record_store import LogRow
 
-__all__ = ["Found", "events_of", "open_payload", "private_facts", "stored_events", "tool_changed", "weight"]
+__all__ = ["Found", "Payload", "events_of", "last_of", "payload_of", "private_facts", "tool_changed"]
 
-_events = msgspec.json.Decoder(list[StoredEvent])
 _facts = msgspec.json.Decoder(list[PrivateFact])
 _object = msgspec.json.Decoder(dict[str, Any])
-_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_body = msgspec.json.Decoder(Body)
 
 
 class Found(NamedTuple):
@@ -32,13 +29,9 @@ class Found(NamedTuple):
     event: StoredEvent
 
 
-def stored_events(row: LogRow) -> list[StoredEvent]:
-    if not row.events:
-        return []
-    try:
-        return _events.decode(row.events)
-    except msgspec.DecodeError as error:
-        raise CorruptRecord(f"events from {row.first}", "list[StoredEvent]", str(error)) from error
+def last_of(row: LogRow) -> int:
+    """Number of the last event of a row."""
+    return row.first + row.count - 1
 
 
 def private_facts(row: LogRow) -> list[PrivateFact]:
@@ -50,11 +43,11 @@ def private_facts(row: LogRow) -> list[PrivateFact]:
         raise CorruptRecord(f"{row.stream} at {row.at}", "list[PrivateFact]", str(error)) from error
 
 
-def events_of(log: Iterable[LogRow], *, after: int, through: int) -> Iterable[Found]:
-    """The events of rows with `after < sequence <= through`, in order."""
+def events_of(log: Iterable[LogRow], *, after: int, through: int) -> Iterator[Found]:
+    """The events of rows with `after < sequence <= through`, in order, without those that were pruned."""
     for row in log:
-        for sequence, event in enumerate(stored_events(row), row.first):
-            if after < sequence <= through:
+        for sequence, event in enumerate(decode_events(row.events, row.first), row.first):
+            if event is not None and after < sequence <= through:
                 yield Found(sequence, row.at_ms, event)
 
 
@@ -65,30 +58,43 @@ def tool_changed(found: Found) -> ToolChanged:
         raise CorruptRecord(f"event {found.sequence}", found.event.type, str(error)) from error
 
 
-def _body_fields(event_type: str) -> tuple[str, ...]:
-    return ("value",) if event_type.startswith("x.") else BODY_FIELDS.get(event_type, ())
+class Payload:
+    """An event's payload, on its way to readers: large bodies may still be elsewhere (D11).
+
+    Attributes:
+        size: bytes it will have when all bodies are opened.
+    """
+
+    __slots__ = ("_data", "_elsewhere", "size")
+
+    def __init__(self, data: dict[str, Any], elsewhere: dict[str, Body], size: int) -> None:
+        self._data = data
+        self._elsewhere = elsewhere
+        self.size = size
+
+    async def open(self, bodies: Bodies, session: SessionKey) -> dict[str, Any]:
+        """The payload as readers see it: bodies in plain."""
+        for name, body in self._elsewhere.items():
+            self._data[name] = await bodies.open_value(session, body)
+        return self._data
 
 
-def weight(event: StoredEvent) -> int:
-    """Bytes an event will have when its bodies are opened."""
+def payload_of(found: Found) -> Payload:
+    event = found.event
+    fields = ("value",) if event.type.startswith("x.") else BODY_FIELDS.get(event.type, ())
     size = len(memoryview(event.payload))
-    fields = _body_fields(event.type)
-    if fields:
-        for name, raw in _raw_object.decode(event.payload).items():
-            if name in fields:
-                size += _body.decode(raw).size
-    return size
-
-
-async def open_payload(bodies: Bodies, session: SessionKey, event: StoredEvent) -> dict[str, Any]:
-    """The payload as readers see it: bodies in plain."""
-    fields = _body_fields(event.type)
-    if not fields:
-        return _object.decode(event.payload)
-    data: dict[str, Any] = dict(_raw_object.decode(event.payload))
-    for name, raw in data.items():
-        if name in fields:
-            data[name] = await bodies.open_value(session, _body.decode(raw))
-        else:
-            data[name] = msgspec.json.decode(raw)
-    return data
+    elsewhere: dict[str, Body] = {}
+    try:
+        data = _object.decode(event.payload)
+        for name in fields:
+            stored = data.get(name)
+            if stored is None:
+                continue
+            # As a `Body` is stored, decoded together with everything around it.
+            data[name], digest, large = stored
+            if digest:
+                elsewhere[name] = Body(digest=digest, size=large)
+                size += large
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise CorruptRecord(f"event {found.sequence}", event.type, str(error)) from error
+    return Payload(data, elsewhere, size)

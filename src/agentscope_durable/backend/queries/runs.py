@@ -12,7 +12,7 @@ from agentscope_durable.contracts.errors import InvalidCursor
 from agentscope_durable.contracts.records import LateFact, ModelFact, RunRecord, StepFact, decode
 from agentscope_durable.contracts.views import ModelCallView, Page, RunView, StepView
 from agentscope_durable.domain.run_view import Facts, model_call_view, model_facts, run_view, step_facts, step_view
-from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads, Records
+from agentscope_durable.spi.record_store import PAGE_MAX, Column, Range, Reads, Records
 
 __all__ = ["get_run", "list_model_calls", "list_runs", "list_steps"]
 
@@ -49,7 +49,7 @@ async def list_steps(reader: Reader, question: q.ListSteps) -> Page:
     _, run = await _run(reader, question)
     first, skip = _place("steps", question.cursor, run)
     facts: Facts[StepFact] = Facts(skip)
-    async for row in reader.stream(question.session, question.thread_id, first, run.last_at):
+    async for row in reader.stream(question.session, question.thread_id, first, run.last_at, Column.PRIVATE):
         for fact in private_facts(row):
             if isinstance(fact, StepFact) and fact.run_id == run.run_id:
                 step_facts(facts, fact, at=row.at, at_ms=row.at_ms)
@@ -71,7 +71,7 @@ async def list_model_calls(reader: Reader, question: q.ListModelCalls) -> Page:
             late.setdefault(fact.model_call_id, []).append(fact)
     first, skip = _place("models", question.cursor, run)
     facts: Facts[ModelFact] = Facts(skip)
-    async for row in reader.stream(question.session, question.thread_id, first, run.last_at):
+    async for row in reader.stream(question.session, question.thread_id, first, run.last_at, Column.PRIVATE):
         for fact in private_facts(row):
             if not isinstance(fact, ModelFact) or fact.run_id != run.run_id:
                 continue

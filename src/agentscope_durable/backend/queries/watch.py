@@ -93,7 +93,7 @@ async def _stall(reader: Reader, item: ReadyItem, *, owned: bool) -> StallView |
     since_ms = max(state.updated_ms, due_ms(state) or 0) if active is None else active.run.started_ms
     position = thread.position if active is None else active.position
     if position:
-        last = StreamRange(thread_id, first=position, last=position, limit=1)
+        last = StreamRange(thread_id, first=position, last=position, limit=1, columns=())
         rows = (await reader.records.read(item.partition, Reads(streams=(last,)))).streams[last]
         since_ms = max([since_ms, *(row.at_ms for row in rows)])
     return StallView(

@@ -8,7 +8,7 @@ from typing import Any
 from agentscope_durable.backend.queries.calls import made, with_results
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.backend.queries.records import thread_of, turn_of
-from agentscope_durable.backend.queries.rows import open_payload
+from agentscope_durable.backend.queries.rows import payload_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import CorruptRecord, DigestMismatch
@@ -24,7 +24,7 @@ from agentscope_durable.contracts.records import (
 from agentscope_durable.contracts.status import InteractionState, SignalState
 from agentscope_durable.domain.frame import chained
 from agentscope_durable.spi.harness import JournalRow, OpenInput, OpenWorkView
-from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
+from agentscope_durable.spi.record_store import PAGE_MAX, Column, Range, Reads
 
 __all__ = ["load_thread", "open_work"]
 
@@ -37,7 +37,8 @@ async def load_thread(reader: Reader, question: q.LoadThread) -> list[JournalRow
         return []
     rows: list[JournalRow] = []
     digest = ""
-    async for row in reader.stream(question.session, question.thread_id, question.first, question.last):
+    stored = reader.stream(question.session, question.thread_id, question.first, question.last, Column.JOURNAL)
+    async for row in stored:
         if row.journal:
             digest = chained(digest, row.journal)
             journal = await reader.bodies.open_column(question.session, row.journal)
@@ -94,7 +95,7 @@ async def _open_inputs(
     found = await reader.events_at(session, {record.seq for record in waiting})
     opened: list[OpenInput] = []
     for record in waiting:
-        content: Any = (await open_payload(reader.bodies, session, found[record.seq].event)).get("content")
+        content: Any = (await payload_of(found[record.seq]).open(reader.bodies, session)).get("content")
         if not isinstance(content, list):
             raise CorruptRecord(keys.input_(turn.turn_id, record.ordinal), "message.completed", "no content")
         opened.append(OpenInput(record=record, content=content))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
 from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.contracts.records import SessionHead, encode
-from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Reads
+from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Prune, Reads
 
 NO_ENTRY = Entry()
 """A commit without an entry still leaves a log row: its commit id must be found after a lost answer."""
@@ -38,6 +38,16 @@ def check_reads(reads: Reads) -> None:
 def check_entry(entry: Entry) -> None:
     if (entry.count > 0) != (entry.events != b"") or entry.count < 0:
         raise InvalidRequest(f"an entry of {len(entry.events)} bytes of events counts {entry.count}", path="count")
+
+
+def check_prune(prune: Prune | None, *, after: int, before: int) -> None:
+    """What is pruned stays pruned, and what has not been written is not pruned."""
+    if prune is None:
+        return
+    if not after <= prune.through < before:
+        raise InvalidRequest(f"events up to {prune.through} cannot be pruned: {after} are, {before - 1} there are")
+    if any(not 0 < first <= prune.through for first, _ in prune.rows):
+        raise InvalidRequest(f"a row is changed that is not pruned through {prune.through}")
 
 
 def check_commit_id(commit_id: str) -> bytes:

@@ -10,8 +10,6 @@ import apsw
 from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
-    LogRange,
-    LogRow,
     OwnerLease,
     PartitionSize,
     Reads,
@@ -20,7 +18,6 @@ from agentscope_durable.spi.record_store import (
     ReadyScan,
     Records,
     SessionScan,
-    StreamRange,
 )
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
 from agentscope_durable.stores.records._sqlite_rows import (
@@ -28,7 +25,6 @@ from agentscope_durable.stores.records._sqlite_rows import (
     HOLDERS,
     HOST_P,
     LAST_MS,
-    LOG,
     LOG_SIZE,
     NAMES_AFTER,
     NAMES_FROM,
@@ -41,13 +37,13 @@ from agentscope_durable.stores.records._sqlite_rows import (
     READY,
     REC,
     REC_SIZE,
-    STREAM,
     WATERMARK,
     Execute,
-    log_rows,
+    log_page,
     owner_lease,
     prefix_end,
     records_page,
+    stream_page,
 )
 
 T = TypeVar("T")
@@ -96,8 +92,8 @@ class Reader:
             keys=keys,
             ranges={r: records_page(run, p, r) for r in reads.ranges},
             owners={owner: owner_lease(run, owner, self._clock) for owner in reads.owners},
-            log=self._rows(p, reads.log) if reads.log else [],
-            streams={r: self._stream(p, r) for r in reads.streams},
+            log=log_page(run, p, reads.log) if reads.log else [],
+            streams={r: stream_page(run, p, r) for r in reads.streams},
         )
 
     def _head(self, partition: str, value: bytes) -> SessionHead:
@@ -109,12 +105,6 @@ class Reader:
             self._heads.clear()
         self._heads[partition] = (value, head)
         return head
-
-    def _rows(self, p: int, r: LogRange) -> list[LogRow]:
-        return log_rows(self.run(LOG, (p, r.after, r.through or NO_BOUND, r.limit)))
-
-    def _stream(self, p: int, r: StreamRange) -> list[LogRow]:
-        return log_rows(self.run(STREAM, (p, r.stream, r.first, r.last or NO_BOUND, r.limit)))
 
     def watermarks(self, partitions: Sequence[str]) -> list[int]:
         return [sum(last for (last,) in self.run(WATERMARK, (partition,))) for partition in partitions]

@@ -6,11 +6,12 @@ Their texts are few and constant, so that SQLite keeps every one of them prepare
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any, Protocol, cast
 from zlib import crc32
 
 from agentscope_durable.contracts.keys import FOUND
-from agentscope_durable.spi.record_store import LogRow, OwnerLease, Range
+from agentscope_durable.spi.record_store import COLUMNS, Column, LogRange, LogRow, OwnerLease, Range, StreamRange
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
 
 
@@ -58,8 +59,7 @@ READY_UPSERT = _many(
     "on conflict(kind, p, item) do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value",
 )
 READY_DELETE = "delete from ready where kind=? and p=? and item=?"
-PRUNE = "update log set events=null where p=? and first>? and first<=? and count>0 and first+count-1<=?"
-PRUNED = "select first + count - 1 from log where p=? and first<=? and count>0 order by first desc, rev desc limit 2"
+PRUNE = "update log set events=?, events_sum=? where p=? and first=? and count>0"
 
 HEAD = "select p, rev, next_seq, pruned, value from head where name=?"
 WATERMARK = "select next_seq - 1 from head where name=?"
@@ -74,12 +74,30 @@ PAGE_AFTER = "select key, value from rec where p=? and key>? and key<? order by 
 PAGE_FROM = "select key, value from rec where p=? and key>=? and key<? order by key limit ?"
 NAMES_AFTER = "select name from head where name>? and name<? order by name limit ?"
 NAMES_FROM = "select name from head where name>=? and name<? order by name limit ?"
-_LOG_COLUMNS = "first, count, rev, at_ms, commit_id, events, private, journal, stream, at"
-LOG = f"""select {_LOG_COLUMNS} from log
-    where p=?1 and count>0 and first+count>?2+1 and first<=?3 and first>=coalesce(
+_LOG = """select {columns} from log
+    where p=?1 and count>0 and events is not null and first+count>?2+1 and first<=?3 and first>=coalesce(
         (select first from log where p=?1 and first<=?2+1 and count>0 order by first desc, rev desc limit 1), 0)
-    order by first, rev limit ?4"""  # noqa: S608 - constants only
-STREAM = f"select {_LOG_COLUMNS} from log where p=? and stream=? and at>=? and at<=? order by at, id limit ?"  # noqa: S608
+    order by first, rev limit ?4"""
+_STREAM = "select {columns} from log where p=? and stream=? and at>=? and at<=? order by at, id limit ?"
+
+
+@cache
+def _row(columns: tuple[Column, ...]) -> str:
+    """The columns of a row. One that nobody asked for is not read: the rest of a long row stays on the disk."""
+    bodies = ", ".join(column.value if column in columns else f"null as {column.value}" for column in COLUMNS)
+    return f"first, count, rev, at_ms, commit_id, {bodies}, stream, at"
+
+
+@cache
+def log_statement(columns: tuple[Column, ...]) -> str:
+    return _LOG.format(columns=_row(columns))
+
+
+@cache
+def stream_statement(columns: tuple[Column, ...]) -> str:
+    return _STREAM.format(columns=_row(columns))
+
+
 READY = """select head.name, ready.item, ready.value, ready.due_ms from ready join head on head.p=ready.p
     where kind=? and klass=? and due_ms<=? and (due_ms, ready.p, item)>(?, ?, ?)
     order by due_ms, ready.p, item limit ?"""
@@ -126,7 +144,15 @@ def owner_lease(run: Execute, owner: str, clock: RisingClock) -> OwnerLease:
     return judge(owner, LeaseRow.decode(rows[0][0]) if rows else None, clock)
 
 
-def log_rows(rows: Iterable[tuple[object, ...]]) -> list[LogRow]:
+def log_page(run: Execute, p: int, r: LogRange) -> list[LogRow]:
+    return _log_rows(run(log_statement(r.columns), (p, r.after, r.through or NO_BOUND, r.limit)))
+
+
+def stream_page(run: Execute, p: int, r: StreamRange) -> list[LogRow]:
+    return _log_rows(run(stream_statement(r.columns), (p, r.stream, r.first, r.last or NO_BOUND, r.limit)))
+
+
+def _log_rows(rows: Iterable[tuple[object, ...]]) -> list[LogRow]:
     found: list[LogRow] = []
     for row in rows:
         first, count, rev, at_ms, commit_id, events, private, journal, stream, at = cast(

@@ -28,8 +28,11 @@ from agentscope_durable.spi.record_store import (
     Change,
     Committed,
     Decide,
+    LogRange,
+    LogRow,
     Need,
     OwnerLease,
+    Prune,
     Range,
     Reads,
     ReadyRow,
@@ -40,6 +43,7 @@ from agentscope_durable.stores.records._checks import (
     NO_ENTRY,
     check_commit_id,
     check_entry,
+    check_prune,
     check_reads,
     encode_head,
 )
@@ -55,7 +59,6 @@ from agentscope_durable.stores.records._sqlite_rows import (
     LAST_P,
     LOG_INSERT,
     PRUNE,
-    PRUNED,
     READY_DELETE,
     READY_UPSERT,
     REC,
@@ -63,6 +66,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     REC_UPSERT,
     Execute,
     events_sum,
+    log_page,
     owner_lease,
     records_page,
     rest_sum,
@@ -132,7 +136,7 @@ class Figures:
 class _View:
     """What a decision sees, read from the writer's transaction when it asks."""
 
-    __slots__ = ("_p", "_reads", "_writer", "head", "next_seq")
+    __slots__ = ("_p", "_reads", "_writer", "head", "next_seq", "pruned_through")
 
     def __init__(self, writer: Writer, state: HeadRow, reads: Reads) -> None:
         self._writer = writer
@@ -140,6 +144,7 @@ class _View:
         self._reads = reads
         self.head = state.head
         self.next_seq = state.next_seq
+        self.pruned_through = state.pruned
 
     def get(self, key: str) -> bytes | None:
         if key not in self._reads.keys:
@@ -151,6 +156,11 @@ class _View:
             raise Need(Reads(ranges=(r,)))
         return self._writer.page(self._p, r)
 
+    def log(self, r: LogRange) -> list[LogRow]:
+        if r != self._reads.log:
+            raise Need(Reads(log=r))
+        return self._writer.log(self._p, r)
+
     def owner(self, owner: str) -> OwnerLease:
         if owner not in self._reads.owners:
             raise Need(Reads(owners=(owner,)))
@@ -161,8 +171,8 @@ class Writer:
     """Groups of changes, each decided, written and committed in one transaction. One thread's own.
 
     What a group is about to write is kept aside until the end (`_logs`, `_dirty`, `_recs`, `_ready`), and
-    a decision looks there first. Where that would be laborious (a page of records, pruning), it is
-    simply written early, within the same transaction.
+    a decision looks there first. Where that would be laborious (a page of records or of the log, pruning), it
+    is simply written early, within the same transaction.
     """
 
     def __init__(self, connection: apsw.Connection, file: SqliteFile, clock: RisingClock) -> None:
@@ -290,6 +300,7 @@ class Writer:
             value = encode_head(change.head)
             commit_id = check_commit_id(change.commit_id)
             check_entry(change.entry or NO_ENTRY)
+            check_prune(change.prune, after=state.pruned, before=state.next_seq)
         except apsw.Error:
             raise
         except BaseException as error:  # noqa: BLE001 - the decision's own error is its caller's
@@ -332,8 +343,9 @@ class Writer:
         for row in change.ready:
             self._ready[row.kind, p, row.item] = row
         next_seq = first + entry.count
-        if change.prune_through > pruned:
-            pruned = self._prune(p, pruned, min(change.prune_through, next_seq - 1))
+        if change.prune is not None:
+            pruned = change.prune.through
+            self._prune(p, change.prune)
         self._heads[member.partition] = HeadRow(p, rev, next_seq, pruned, change.head)
         self._dirty[member.partition] = (p, member.partition, rev, next_seq, pruned, value)
         member.written = (p, first, rev, commit_id)
@@ -370,12 +382,14 @@ class Writer:
     def owner(self, owner: str) -> OwnerLease:
         return owner_lease(self.run, owner, self._clock)
 
-    def _prune(self, p: int, pruned: int, through: int) -> int:
-        """Drop the events of rows that lie entirely at or below `through`; returns the last number dropped."""
+    def log(self, p: int, r: LogRange) -> list[LogRow]:
         self._flush()
-        self.run(PRUNE, (p, pruned, through, through))
-        lasts = (last for (last,) in self.run(PRUNED, (p, through)).fetchall())
-        return max(pruned, next((last for last in lasts if last <= through), 0))
+        return log_page(self.run, p, r)
+
+    def _prune(self, p: int, prune: Prune) -> None:
+        self._flush()
+        for first, events in prune.rows:
+            self.run(PRUNE, (events or None, events_sum(events) if events else None, p, first))
 
     # ------------------------------------------------------------ writing
 

@@ -14,14 +14,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
+from msgspec.structs import replace
+
 from agentscope_durable.contracts.errors import HostClosed, Misuse
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
+    COLUMNS,
     LEASE_KEPT_MS,
     NEED_ROUNDS_MAX,
     PAGE_MAX,
     Capabilities,
     Change,
+    Column,
     Committed,
     Decide,
     LogRange,
@@ -29,6 +33,7 @@ from agentscope_durable.spi.record_store import (
     Need,
     OwnerLease,
     PartitionSize,
+    Prune,
     Range,
     Reads,
     ReadyItem,
@@ -47,6 +52,7 @@ from agentscope_durable.stores.records._checks import (
     check_entry,
     check_found,
     check_limit,
+    check_prune,
     check_reads,
     encode_head,
 )
@@ -70,14 +76,15 @@ class _Session:
 
     def rows(self, r: LogRange) -> list[LogRow]:
         start = bisect_left(self.log, r.after + 1, key=_last)
-        found = (row for row in map(self.log.__getitem__, range(start, len(self.log))) if row.count)
-        return list(islice(takewhile(lambda row: not r.through or row.first <= r.through, found), r.limit))
+        found = (row for row in map(self.log.__getitem__, range(start, len(self.log))) if row.events)
+        page = islice(takewhile(lambda row: not r.through or row.first <= r.through, found), r.limit)
+        return [_only(row, r.columns) for row in page]
 
     def stream(self, r: StreamRange) -> list[LogRow]:
         found = [
             row for row in self.log if row.stream == r.stream and r.first <= row.at and (not r.last or row.at <= r.last)
         ]
-        return sorted(found, key=lambda row: row.at)[: r.limit]
+        return [_only(row, r.columns) for row in sorted(found, key=lambda row: row.at)[: r.limit]]
 
 
 class _View:
@@ -87,6 +94,7 @@ class _View:
         self._reads = reads
         self.head = store.head(partition, session)
         self.next_seq = session.next_seq
+        self.pruned_through = session.pruned
 
     def get(self, key: str) -> bytes | None:
         if key not in self._reads.keys:
@@ -97,6 +105,11 @@ class _View:
         if r not in self._reads.ranges:
             raise Need(Reads(ranges=(r,)))
         return self._session.page(r)
+
+    def log(self, r: LogRange) -> list[LogRow]:
+        if r != self._reads.log:
+            raise Need(Reads(log=r))
+        return self._session.rows(r)
 
     def owner(self, owner: str) -> OwnerLease:
         if owner not in self._reads.owners:
@@ -150,6 +163,7 @@ class MemoryRecordStore:
         # Everything that can be refused is refused before the first write.
         head, commit_id, entry = encode_head(change.head), check_commit_id(change.commit_id), change.entry or NO_ENTRY
         check_entry(entry)
+        check_prune(change.prune, after=session.pruned, before=session.next_seq)
         first = session.next_seq
         session.head = head
         session.rev += 1
@@ -177,17 +191,17 @@ class MemoryRecordStore:
             self._ready.pop((kind, partition, item), None)
         for row in change.ready:
             self._ready[row.kind, partition, row.item] = row
-        if change.prune_through > session.pruned:
-            self._prune(session, change.prune_through)
+        if change.prune is not None:
+            self._prune(session, change.prune)
         self._sessions[partition] = session
         self._changes += 1
         return Committed(change.receipt, first if entry.count else 0, True, change.hints)
 
-    def _prune(self, session: _Session, through: int) -> None:
-        for index, row in enumerate(session.log):
-            if row.count and session.pruned < _last(row) <= through:
-                session.log[index] = _pruned(row)
-                session.pruned = _last(row)
+    def _prune(self, session: _Session, prune: Prune) -> None:
+        session.pruned = prune.through
+        for first, events in prune.rows:
+            index = bisect_left(session.log, first, key=_last)
+            session.log[index] = replace(session.log[index], events=events)
 
     async def read(self, partition: str, reads: Reads) -> Records:
         await asyncio.sleep(0)
@@ -318,19 +332,9 @@ def _last(row: LogRow) -> int:
     return row.first + row.count - 1
 
 
-def _pruned(row: LogRow) -> LogRow:
-    return LogRow(
-        first=row.first,
-        count=row.count,
-        rev=row.rev,
-        at_ms=row.at_ms,
-        commit_id=row.commit_id,
-        events=b"",
-        private=row.private,
-        journal=row.journal,
-        stream=row.stream,
-        at=row.at,
-    )
+def _only(row: LogRow, columns: tuple[Column, ...]) -> LogRow:
+    """The row with the columns that were asked for."""
+    return replace(row, **{column.value: b"" for column in COLUMNS if column not in columns})
 
 
 def _steady_clock() -> Callable[[], int]:
