@@ -24,7 +24,7 @@ from agentscope_durable.contracts.events import PAYLOADS, StoredEvent, decode_ev
 from agentscope_durable.domain.change import begin
 from agentscope_durable.domain.projection import EventProjection
 
-__all__ = ["PRUNE_ROWS", "prune_events", "reads_prune", "superseded"]
+__all__ = ["PRUNE_ROWS", "is_shown_by_nobody", "prune_events", "reads_prune", "superseded"]
 
 PRUNE_ROWS: Final = 100
 """Commits whose events one batch drops: some milliseconds of the writer."""
@@ -32,6 +32,7 @@ PRUNE_ROWS: Final = 100
 _CALL: Final = frozenset(
     {"tool.requested", "tool.started", "tool.completed", "tool.unknown", "tool.cancel_requested", "tool.applied"}
 )
+_MARKS: Final = frozenset({"signal.withdrawn", "signal.expired"})
 _BODIES: Final = frozenset({"arguments", "result"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -43,6 +44,7 @@ def superseded(events: Sequence[tuple[int, StoredEvent]]) -> set[int]:
         events: of one Session, in order; some may be missing.
     """
     said: dict[tuple[str, ...], set[str]] = {}
+    firsts: dict[tuple[str, ...], int] = {}
     unneeded: set[int] = set()
     for sequence, event in reversed(events):
         words = _words(event)
@@ -53,7 +55,10 @@ def superseded(events: Sequence[tuple[int, StoredEvent]]) -> set[int]:
         if says <= later and not holds_body:
             unneeded.add(sequence)
         later |= says
-    return unneeded
+        if event.type in _CALL and event.type != "tool.applied":
+            # It may be the one that tells of the call at all.
+            firsts[subject] = sequence
+    return unneeded - set(firsts.values())
 
 
 def _words(event: StoredEvent) -> tuple[tuple[str, ...], set[str], bool] | None:
@@ -76,7 +81,8 @@ def _words(event: StoredEvent) -> tuple[tuple[str, ...], set[str], bool] | None:
     if event.type in _CALL:
         return ("call", event.turn_id, name), fields.keys() | run, not _BODIES.isdisjoint(fields)
     # An input that was taken back or came too late marks its message too.
-    marks = {event.type} if "messageId" in fields and event.type != "signal.accepted" else set[str]()
+    message = fields.get("messageId") if event.type in _MARKS else None
+    marks = set[str]() if message is None else {f"{event.type} {str(bytes(message), 'utf-8')}"}
     return ("signal", name), {"state"} | marks | run, False
 
 
@@ -115,7 +121,7 @@ def _left(batch: Iterable[LogRow]) -> tuple[tuple[tuple[int, bytes], ...], int]:
         (sequence, event)
         for row, found in rows
         for sequence, event in enumerate(found, row.first)
-        if event is not None and not _unseen(event)
+        if event is not None and not is_shown_by_nobody(event)
     ]
     kept = {sequence for sequence, _ in events} - superseded(events)
     left: list[tuple[int, bytes]] = []
@@ -129,8 +135,8 @@ def _left(batch: Iterable[LogRow]) -> tuple[tuple[tuple[int, bytes], ...], int]:
     return tuple(left), dropped
 
 
-def _unseen(event: StoredEvent) -> bool:
-    """No projection shows it. What this release does not know, a newer one may show: it stays."""
+def is_shown_by_nobody(event: StoredEvent) -> bool:
+    """Whether no projection shows it. What this release does not know, a newer one may show: it stays."""
     known = event.type in PAYLOADS or event.type.startswith("x.")
     return known and not EventProjection.folds(event.type)
 
