@@ -903,7 +903,8 @@ from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 async def main():
     store = await SqliteRecordStore.open(sys.argv[1], withhold_os_lock=sys.argv[3] == "withheld")
     store.announce(sys.argv[2])
-    store.renew(sys.argv[2], 600_000, b"")
+    if sys.argv[3] != "silent":
+        store.renew(sys.argv[2], 600_000, b"")
     print("alive", flush=True)
     sys.stdin.readline()
     if sys.argv[3] == "polite":
@@ -952,6 +953,34 @@ async def test_a_killed_host_is_known_to_be_dead_at_once(tmp_path: Path) -> None
         living.communicate(b"\n")
         await store.release("me")
     for process in (killed, withheld, polite, living):
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.mark.parametrize("silent", ["host-1", "Host:1"])
+async def test_the_lock_file_of_a_host_that_died_before_its_first_renewal_is_swept(tmp_path: Path, silent: str) -> None:
+    async def files() -> set[str]:
+        await store.dead_owners()
+        return set(os.listdir(tmp_path / "hosts"))
+
+    async with opened(tmp_path) as store:
+        died, killed, beginning = (
+            host_process(tmp_path / "durable.db", name, manner)
+            for name, manner in ((silent, "silent"), ("killed", "renewed"), ("beginning", "silent"))
+        )
+        for process in (died, killed):
+            process.kill()
+            process.wait()
+        assert len(await files()) == 3, "who is no host removes nothing"
+
+        store.announce("me")
+        # The lease of the killed one names its file, which says that it is dead; the other is alive and about to renew.
+        assert await files() == {"killed.lock", "beginning.lock", "me.lock"}
+        assert await store.dead_owners() == ["killed"]
+        beginning.communicate(b"\n")
+        await store.release("me")
+    for process in (died, killed, beginning):
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 
 from agentscope_durable.spi.environment import Environment, Thread
 from agentscope_durable.spi.record_store import RecordStore
@@ -66,9 +65,7 @@ class LeaseHeartbeat:
                 return
             self._began = True
             # Before the lease stands: a host that dies in between must not look alive while it lasts (D14).
-            announce: Callable[[str], None] | None = getattr(self._records, "announce", None)
-            if announce is not None:
-                announce(self._owner)
+            self._records.announce(self._owner)
             self._renew()
             if self._failure is not None:
                 raise self._failure

@@ -133,6 +133,14 @@ class RecordStore(Protocol):
 
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]: ...
 
+    def announce(self, owner: str) -> None:
+        """A host of this name begins: called before its first `renew`, and blocking like it. Twice is fine.
+
+        A store that can tell when a process is gone holds on to it from here on, until `release`, so that
+        `dead_owners` names the host as soon as it is dead (D14). Others do nothing. It writes no lease.
+        """
+        ...
+
     def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
         """Write the owner's lease, from the store's clock. Blocking; called from the heartbeat's own
         thread on a connection of its own, so that neither the event loop nor a long queue of changes

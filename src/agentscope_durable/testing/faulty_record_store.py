@@ -147,6 +147,12 @@ class FaultyRecordStore:
             raise plan.error()
         return answer
 
+    def announce(self, owner: str) -> None:
+        plan = self._before("announce")
+        self.inner.announce(owner)
+        if plan is not None:
+            raise plan.error()
+
     def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
         plan = self._before("renew")
         self.inner.renew(owner, lease_ms, value)
@@ -186,12 +192,6 @@ class FaultyRecordStore:
         if plan is not None:
             raise plan.error()
         return answer
-
-    def announce(self, owner: str) -> None:
-        """Passed on to a store that knows it."""
-        announce: Callable[[str], None] | None = getattr(self.inner, "announce", None)
-        if announce is not None:
-            announce(owner)
 
     async def close(self) -> None:
         await self.inner.close()

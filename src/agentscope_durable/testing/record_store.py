@@ -578,6 +578,21 @@ class RecordStoreContract:
             reads = Reads(owners=("host-1", "host-2"))
             assert (await store.transact("p", reads, look)).receipt == (True, False)
 
+    async def test_timed_a_host_that_is_announced_has_no_lease_yet_and_is_not_dead(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            for _ in range(2):
+                store.announce("host-1")
+            assert (await store.owners(), await store.dead_owners()) == ([], [])
+
+            store.renew("host-1", 10_000, b"")
+            assert [lease.owner for lease in await store.owners()] == ["host-1"]
+            assert await store.dead_owners() == []
+
+            await store.release("host-1")
+            store.announce("host-2")
+            await store.release("host-2")
+            assert (await store.owners(), await store.dead_owners()) == ([], [])
+
     async def test_timed_a_released_lease_has_expired_at_once(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
             for owner in ("host-1", "host-2"):
@@ -971,8 +986,9 @@ class RecordStoreContract:
         ):
             with pytest.raises(HostClosed):
                 await ask()
-        with pytest.raises(HostClosed):
-            store.renew("host-1", 1000, b"")
+        for tell in (lambda: store.renew("host-1", 1000, b""), lambda: store.announce("host-1")):
+            with pytest.raises(HostClosed):
+                tell()
 
     async def test_a_change_under_way_is_finished_by_close(self, tmp_path: Path) -> None:
         store = await self.open(tmp_path)

@@ -9,12 +9,13 @@ Where there is no flock nothing is known here, and the lease alone rules.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 try:
@@ -22,6 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+SWEPT_MAX = 256
+"""Files of ended hosts that one sweep looks at; the next host that starts goes on."""
 _SAFE = re.compile(r"[0-9a-z][0-9a-z_-]{0,99}")
 
 
@@ -80,6 +83,31 @@ class HostLocks:
                 os.close(descriptor)
                 found.append(owner)
         return found
+
+    def sweep(self, named: Callable[[], Iterable[str]]) -> None:
+        """Remove files that nobody holds and no lease names: of hosts that ended before they first renewed one.
+
+        Args:
+            named: the owners that have a lease. Asked when the locks are obtained: what those hosts have written stands
+                by then.
+        """
+        obtained: dict[Path, int] = {}
+        try:
+            for path in self.folder.glob("*.lock"):
+                descriptor = _obtain(path)
+                if descriptor is not None:
+                    obtained[path] = descriptor
+                if len(obtained) == SWEPT_MAX:
+                    break
+            kept = {self._path(owner) for owner in (*named(), *self._held)} if obtained else set[Path]()
+            for path in obtained.keys() - kept:
+                if _same_file(obtained[path], path):
+                    # Where it may not be removed, it stays: it says nothing.
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+        finally:
+            for descriptor in obtained.values():
+                os.close(descriptor)
 
     def living(self, owner: str) -> bool:
         """Whether a process holds the owner's lock. False where that is not known."""

@@ -266,6 +266,11 @@ class MemoryRecordStore:
         with self._open():
             return [self.lease(owner) for owner in sorted(o for o in self._leases if o > after)[:limit]]
 
+    def announce(self, owner: str) -> None:
+        """Who uses this store ends with it: there is nothing to tell."""
+        with self._open():
+            del owner
+
     def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
         with self._open():
             self._leases[owner] = lease_row(self._clock, lease_ms, value)

@@ -115,6 +115,7 @@ class SqliteRecordStore:
         self._environment = environment
         self._pid = os.getpid()
         self._closed = False
+        self._sweeps = False
         self._entry = threading.Lock()
         # Who writes: the writer's thread or a heartbeat, and how many heartbeats wait.
         self._gate = threading.Lock()
@@ -269,13 +270,11 @@ class SqliteRecordStore:
         await self._do(write)
 
     def announce(self, owner: str) -> None:
-        """Hold this host's lock file until `release` or the end of the process (D14).
-
-        Call it before the first `renew`. Others then know at once when this process is gone.
-        """
+        """Hold this host's lock file until `release` or the end of the process."""
         self._check_process()
         if self._closed:
             raise HostClosed(SUBJECT)
+        self._sweeps = True
         if not self._hold_locks:
             return
         try:
@@ -292,7 +291,14 @@ class SqliteRecordStore:
         return Unavailable(f"the folder of the hosts' locks {location!r} cannot be used: {error.strerror}")
 
     async def dead_owners(self) -> list[str]:
-        return await self._ask(lambda reader: self._locks.dead(reader.owner_names()))
+        def look(reader: Reader) -> list[str]:
+            if self._sweeps:
+                # Once for each host that starts.
+                self._sweeps = False
+                self._locks.sweep(reader.owner_names)
+            return self._locks.dead(reader.owner_names())
+
+        return await self._ask(look)
 
     async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
         def remove(run: Execute) -> bool:
