@@ -69,6 +69,7 @@ class AgentExecutionPosition(msgspec.Struct):
         final: how the reply ended, in phase ENDED.
         carried: native hint blocks that a replayed round could not take in, for the next one.
         receipts: answers of auxiliary calls since the last reasoning checkpoint, by stable key.
+        directory: folder of the agent's local workspace; "" if it has none.
     """
 
     turn_id: str = ""
@@ -79,6 +80,7 @@ class AgentExecutionPosition(msgspec.Struct):
     final: FinalAnswer | None = None
     carried: list[msgspec.Raw] = []
     receipts: dict[str, msgspec.Raw] = {}
+    directory: str = ""
 
     def __repr__(self) -> str:
         return discreet(self)
@@ -93,6 +95,7 @@ class AgentExecutionPosition(msgspec.Struct):
             "agent": _encode(self.agent),
             "final": _encode(self.final),
             "carried": _encode(self.carried),
+            "directory": _encode(self.directory),
         }
         stored |= {f"{_RECEIPT}{key}": bytes(receipt) for key, receipt in self.receipts.items()}
         return stored
@@ -106,6 +109,7 @@ class _Stored(msgspec.Struct):
     agent: str = ""
     final: FinalAnswer | None = None
     carried: list[msgspec.Raw] = []
+    directory: str = ""
 
     def __repr__(self) -> str:
         return discreet(self)
@@ -137,6 +141,7 @@ def read_position(field: msgspec.Raw | Mapping[str, msgspec.Raw] | None) -> Agen
             for key, member in members.items()
             if key.startswith(_RECEIPT)
         },
+        directory=stored.directory,
     )
 
 

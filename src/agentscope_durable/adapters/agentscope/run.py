@@ -22,6 +22,12 @@ from agentscope_durable.adapters.agentscope.binding import AgentBuilder, Binding
 from agentscope_durable.adapters.agentscope.calls import Calls, unfinished_calls
 from agentscope_durable.adapters.agentscope.classify import leaves
 from agentscope_durable.adapters.agentscope.codec import public_content, user_message
+from agentscope_durable.adapters.agentscope.directory import (
+    WorkspaceGone,
+    check_directory,
+    directory_of,
+    is_there,
+)
 from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, entry
 from agentscope_durable.adapters.agentscope.inner import inner_middleware
 from agentscope_durable.adapters.agentscope.intake import take_in
@@ -109,7 +115,10 @@ class Run:
         stopped = self._stopped()
         if stopped is not None:
             return stopped
-        await self._build(await self._load())
+        try:
+            await self._build(await self._load())
+        except WorkspaceGone as gone:
+            return RunEnd(kind=RunEndKind.SUSPENDED, operator=str(gone))
         while True:
             stopped = self._stopped()
             if stopped is not None:
@@ -155,9 +164,13 @@ class Run:
             turn_id=start.turn_id,
             run_id=start.run_id,
         )
+        noted = native.position.directory
+        there = await is_there(noted, setup.environment)
         described = await setup.factory.describe(
             Binding(start.binding, runtime), agent_name="" if native.state is None else native.position.agent
         )
+        directory = directory_of(described.workspace)
+        await check_directory(noted, there, directory, setup.environment)
         arguments = dict(described.arguments)
         template = arguments.pop("state", None)
         imported = False
@@ -165,6 +178,7 @@ class Run:
             native, imported = await self._first_state(native, template)
         name = str(arguments["name"])
         native.position.agent = name
+        native.position.directory = directory or noted
         toolkit = arguments.pop("toolkit", None) or Toolkit()
         await _equip(toolkit, described)
         missing = bind_toolkit(toolkit, setup.bindings)
