@@ -149,7 +149,7 @@ async def test_the_same_description_twice_is_refused(tmp_path: Path) -> None:
     stage = await opened(lambda: adapter)
     _ = await stage.play(await stage.submit("r1", "go"))
     view = await stage.play(await stage.submit("r2", "go"))
-    assert view.status == "FAILED" and "same AgentBuilder twice" in str(view.error)
+    assert view.status == "FAILED" and "same AgentBuilder twice" in str(view.error.message)
 
 
 @pytest.mark.spec("AS-03")
@@ -188,7 +188,7 @@ async def test_an_agent_that_is_renamed_would_not_see_its_calls(tmp_path: Path) 
     stage = await opened(lambda: AgentScopeAdapter.for_react(factory))
     assert (await stage.play(await stage.submit("r1", "go"))).status == "COMPLETED"
     view = await stage.play(await stage.submit("r2", "go"))
-    assert view.status == "FAILED" and "renamed" in str(view.error)
+    assert view.status == "FAILED" and "renamed" in str(view.error.message)
 
 
 def test_a_factory_that_could_not_reach_something_may_be_called_again(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_a_harness_agent_without_a_workspace_is_refused(tmp_path: Path) ->
     agents = Agents(tmp_path, ["never"])
     stage = await opened(lambda: AgentScopeAdapter.for_harness(agents.describe))
     view = await stage.play(await stage.submit("r1", "go"))
-    assert view.status == "FAILED" and "workspace" in str(view.error) and agents.requests == 0
+    assert view.status == "FAILED" and "workspace" in str(view.error.message) and agents.requests == 0
 
 
 # ------------------------------------------------------------ the journal
