@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from agentscope_durable.backend.transaction import NoWakeups
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import LEASE_KEPT_MS
 from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn, RunEnd
-from agentscope_durable.contracts.errors import Misuse, TurnFailed, Unavailable, Uncertain
+from agentscope_durable.contracts.errors import Fenced, Misuse, TurnFailed, Unavailable, Uncertain
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
 from agentscope_durable.contracts.results import ToolResult
@@ -74,6 +76,45 @@ async def test_another_host_goes_on_after_the_lease(hosts: Hosts, clock: ManualC
     assert (await again.status()).recovery is None
 
 
+@pytest.mark.spec("RC-02", "SE-02")
+@pytest.mark.parametrize("known", [True, False], ids=["known", "not known"])
+async def test_what_a_tool_did_under_a_lost_fence_is_filed_and_settles_the_call(
+    hosts: Hosts, clock: ManualClock, known: bool
+) -> None:
+    """The former owner may say it whether it learns of the other host before its commit or by it (D13)."""
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def act() -> str:
+        started.set()
+        await go.wait()
+        return "done by the first"
+
+    script = [local("t"), final("{results}")]
+    silent = hosts.backend.with_wakeups(NoWakeups())
+    options: dict[str, Any] = {} if known else {"backend": silent, "poll_interval": 3600.0}
+    first = await hosts.open(ScriptedHarness(script, tools={"t": act}), **options)
+    turn = await submit(first)
+    await started.wait()
+    first._heartbeat._stopping.set()
+    clock.advance(LEASE_MS + 1)
+    second = await hosts.open(ScriptedHarness(script))
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    view = await turn_is(again, TurnStatus.WAITING)
+    assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+    (run,) = first._runner._runs
+    if known:
+        await until(lambda: run.fenced)
+    assert run.fenced is known
+    before = len(await all_events(again))
+    go.set()
+
+    assert str(await again.wait(SECONDS)) == "done by the first"
+    assert [event.type for event in (await all_events(again))[before:]][0] == "tool.completed"
+    assert [one.status for one in await again.list_runs()][0] is RunStatus.LOST
+    assert run.ended is None
+    assert not hosts.errors or {type(error) for error in hosts.errors} == {Fenced}
+
+
 @pytest.mark.spec("RC-02", "RC-18")
 async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -> None:
     ledger, gates = EffectLedger(), Gates()
@@ -102,8 +143,6 @@ async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -
 
 @pytest.mark.spec("RC-03", "BE-03", "BE-13", "LF-10", "RT-22")
 async def test_without_any_hint_work_is_found(hosts: Hosts) -> None:
-    from agentscope_durable.backend.transaction import NoWakeups
-
     silent = hosts.backend.with_wakeups(NoWakeups())
     runtime = await hosts.open([approval("t"), final("ok")], backend=silent)
     turn = await submit(runtime)
