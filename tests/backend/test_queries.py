@@ -107,6 +107,8 @@ UNKNOWN: list[Any] = [
     q.MeasureSession(session=SESSION),
     q.LoadThread(session=SESSION, thread_id="main", first=1, last=1),
     q.OpenWork(session=SESSION, thread_id="main", turn_id="t"),
+    q.ListCheckpoints(session=SESSION, thread_id="main"),
+    q.LoadCheckpoint(session=SESSION, thread_id="main", at=0),
 ]
 
 
@@ -139,7 +141,11 @@ async def test_what_is_no_question_is_refused(world: World) -> None:
 
 @pytest.mark.spec("EV-22")
 def test_native_state_is_for_hosts_alone() -> None:
-    assert {kind for kind, answer in ANSWERS.items() if answer.audience is Audience.HOST} == {q.LoadThread, q.OpenWork}
+    assert {kind for kind, answer in ANSWERS.items() if answer.audience is Audience.HOST} == {
+        q.LoadThread,
+        q.LoadCheckpoint,
+        q.OpenWork,
+    }
 
 
 @pytest.mark.spec("RT-56", "FI-03")

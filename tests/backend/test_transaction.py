@@ -70,11 +70,11 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "CreateSession", "CreateThread", "CloseSession", "CloseThread", "SubmitTurn", "AddInput", "Withdraw",
         "Cancel", "Pause", "Resume", "Respond", "Signal",
     }  # fmt: skip
-    assert operators == {"ReconcileTool", "ReleaseTurn", "PutPolicy", "PruneEvents"}
+    assert operators == {"ReconcileTool", "ReleaseTurn", "RepairThread", "PutPolicy", "PruneEvents"}
     questions = {audience: set[str]() for audience in Audience}
     for kind, answer in ANSWERS.items():
         questions[answer.audience].add(kind.__name__)
-    assert questions[Audience.HOST] == {"LoadThread", "OpenWork"}
+    assert questions[Audience.HOST] == {"LoadThread", "LoadCheckpoint", "OpenWork"}
     assert questions[Audience.OPERATOR] == {
         "FindTurn",
         "ListAllSessions",

@@ -21,6 +21,7 @@ from agentscope_durable.contracts.events import BODY_FIELDS, EventFilter, Public
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.projection import tool_key
 from agentscope_durable.contracts.records import (
+    CheckpointRecord,
     Condition,
     ExecutionRecord,
     InputRecord,
@@ -47,6 +48,7 @@ from agentscope_durable.contracts.status import (
     WaitKind,
 )
 from agentscope_durable.domain.execution import item_of
+from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.domain.turn import due_ms, settling
 from agentscope_durable.domain.turn_view import turn_view
@@ -164,6 +166,7 @@ class World:
             self._turn(now, record, state)
         for thread in now.all(keys.THREADS, ThreadRecord):
             self._thread(before, now, thread)
+            self._checkpoints(before, now, thread)
         self._interactions(now)
         if now.pruned != before.pruned:
             self._left(now)
@@ -247,6 +250,23 @@ class World:
         else:
             wanted = ReadyRow(keys.READY_TURN, thread.binding.ready_class, due, name, thread.current)
             assert waiting == wanted, "a Turn stands in the ready index as `due_ms` says"
+
+    def _checkpoints(self, before: Dump, now: Dump, thread: ThreadRecord) -> None:
+        """A settled position stays what it was, and its rows prove it for ever (C69, BE-20)."""
+        prefix = keys.checkpoints(thread.thread_id)
+        kept = [key for key in before.records if key.startswith(prefix)]
+        assert all(now.records.get(key) == before.records[key] for key in kept), "a settled position was changed"
+        for key in [key for key in now.records if key.startswith(prefix) and key not in before.records]:
+            record = now.one(key, CheckpointRecord)
+            at = int(key.removeprefix(prefix))
+            digest = ""
+            for row in self._store._sessions[keys.partition(self._session)].log:
+                if row.stream == thread.thread_id and record.base_at <= row.at <= at and row.journal:
+                    digest = chained(digest, row.journal)
+            assert digest == record.digest, "a settled position cannot be proven"
+            assert at == thread.settled_at, "a new settled position is where its Thread stands"
+        if now.active(thread.thread_id) is None and not thread.current:
+            assert thread.settled_at == thread.checkpoint_at, "an idle Thread stands at a settled position"
 
     @staticmethod
     def _fence(before: Dump, thread: ThreadRecord, active: ThreadHead | None) -> None:

@@ -21,7 +21,7 @@ from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import DurableError, Fenced
-from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.records import (
     Binding,
     ExecutionRecord,
@@ -234,6 +234,9 @@ class Players:
             (12, self._record_outcome),
             (3, self._reconcile),
             (3, self._release),
+            (4, self._restore),
+            (3, self._fork),
+            (3, self._repair),
             (4, self._again),
             (2, self._conflict),
             (2, self._rare),
@@ -595,7 +598,14 @@ class Players:
         known = self.dump.all(keys.executions(owner["turn_id"]), ExecutionRecord)
         applied = tuple(one.call_id for one in known if one.state.terminal or self._chance(0.02))
         return self._command(
-            c.SettleTurn, expected_position=self._position(owner), applied=applied, checkpoint=True, base=True, **owner
+            c.SettleTurn,
+            expected_position=self._position(owner),
+            applied=applied,
+            journal=b"[]" if self._chance(0.98) else b"",
+            checkpoint=True,
+            base=self._chance(0.9),
+            writer="w",
+            **owner,
         )
 
     def _postpone(self) -> Act | None:
@@ -711,6 +721,69 @@ class Players:
             c.ReleaseTurn, thread_id=found[0].thread_id, turn_id=found[0].turn_id, request_id=self._request_id()
         )
 
+    def _checkpoint_of(self, thread: ThreadRecord) -> int:
+        """A position of a Thread, mostly one that is settled there."""
+        prefix = keys.checkpoints(thread.thread_id)
+        settled = [int(key.removeprefix(prefix)) for key in self.dump.records if key.startswith(prefix)]
+        return self._some(settled) if settled and self._chance(0.95) else self._some((1, 2, thread.position + 1))
+
+    def _native(self, head: int, *, empty: bool = False) -> c.NativeState:
+        head += 0 if self._chance(0.97) else 1
+        return c.NativeState(
+            binding=self._some((BINDING,) * 9 + (NEXT,)), head=head, journal=b"" if empty else b"[1]", writer="w"
+        )
+
+    def _idle(self) -> ThreadRecord | None:
+        """Any Thread, mostly one that is idle."""
+        threads = list(self.dump.all(keys.THREADS, ThreadRecord))
+        idle = [one for one in threads if not one.current]
+        return self._some(idle if idle and self._chance(0.9) else threads)
+
+    def _restore(self) -> Act | None:
+        thread = self._idle()
+        if thread is None:
+            return None
+        return self._command(
+            c.RestoreThread,
+            thread_id=thread.thread_id,
+            request_id=self._request_id(),
+            at=self._checkpoint_of(thread),
+            expected_at=thread.settled_at if self._chance(0.95) else 1,
+            native=self._native(thread.position),
+        )
+
+    def _fork(self) -> Act | None:
+        source = self._idle()
+        if source is None:
+            return None
+        session = SESSION if self._chance(0.5) else SessionKey(self._some(("app", "app", "elsewhere")), "source")
+        return self._command(
+            c.ForkThread,
+            thread_id=self._some((*THREADS, "other", "branch-1", "branch-2")),
+            request_id=self._request_id(),
+            source=ThreadKey(session, source.thread_id),
+            at=self._checkpoint_of(source),
+            native=self._native(0),
+        )
+
+    def _repair(self) -> Act | None:
+        parked = [one for one in self._turns() if one[1].operator or one[1].settle_tries]
+        found = self._some(parked) or self._turn()
+        if found is None:
+            return None
+        record, _ = found
+        thread = self.dump.one(keys.thread(record.thread_id), ThreadRecord)
+        at = 0 if self._chance(0.2) else self._checkpoint_of(thread)
+        return self._command(
+            c.RepairThread,
+            thread_id=record.thread_id,
+            turn_id=record.turn_id,
+            request_id=self._request_id(),
+            at=at,
+            expected_at=thread.settled_at,
+            native=self._native(thread.position, empty=not at),
+        )
+
     def _time(self) -> Act:
         choice = self.random.randrange(6)
         if choice == 0:
@@ -817,6 +890,7 @@ class Helpers(Players):
             expected_position=claimed.position,
             journal=b"[]",
             checkpoint=True,
+            base=True,
             tools=tuple(tool for tool in tools if tool is not None),
             answers=tuple(one.id for one in state.conditions if one.ready and one.kind in ASKS),
             signals=tuple(one.id for one in state.conditions if one.ready and one.kind is WaitKind.SIGNAL),

@@ -31,6 +31,7 @@ def test_every_command_says_who_may_send_it_and_no_operators_command_is_public()
     assert {kind for kind, rule in RULES.items() if rule.audience is Audience.OPERATOR} == {
         c.ReconcileTool,
         c.ReleaseTurn,
+        c.RepairThread,
         c.PutPolicy,
         c.PruneEvents,
     }

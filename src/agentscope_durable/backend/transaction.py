@@ -20,7 +20,15 @@ from agentscope_durable.backend.heartbeat import LeaseHeartbeat
 from agentscope_durable.backend.queries import Queries
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, Body
-from agentscope_durable.contracts.commands import AnyCommand, CommitStep, RecordObject, SettleTurn
+from agentscope_durable.contracts.commands import (
+    AnyCommand,
+    CommitStep,
+    ForkThread,
+    RecordObject,
+    RepairThread,
+    RestoreThread,
+    SettleTurn,
+)
 from agentscope_durable.contracts.errors import Forbidden, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
@@ -163,6 +171,10 @@ class TransactionalSessionBackend:
         """Large native blocks leave the records before the transaction (D11)."""
         if isinstance(command, CommitStep | SettleTurn) and len(command.journal) > INLINE_MAX_BYTES:
             return replace(command, journal=await self._bodies.put_column(command.session, command.journal))
+        if isinstance(command, RestoreThread | ForkThread | RepairThread) and command.native is not None:
+            # Into the scope of the Session that is written: what a fork came from may be removed (CK-17).
+            journal = await self._bodies.put_column(command.session, command.native.journal)
+            return replace(command, native=replace(command.native, journal=journal))
         return command
 
     async def _mark(self, session: SessionKey, digest: str, size: int) -> None:

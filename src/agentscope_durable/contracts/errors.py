@@ -43,6 +43,7 @@ __all__ = [
     "Fenced",
     "Forbidden",
     "FormatError",
+    "HasHistory",
     "HostClosed",
     "Incompatible",
     "InvalidCursor",
@@ -53,11 +54,13 @@ __all__ = [
     "LimitExceeded",
     "MissingExtra",
     "Misuse",
+    "NoCheckpointCodec",
     "NoExecutionConfiguration",
     "NotADatabase",
     "NotFinished",
     "NotFound",
     "NotStarted",
+    "PositionConflict",
     "Rejected",
     "RequestConflict",
     "Retry",
@@ -340,7 +343,7 @@ class DefinitionConflict(Conflict):
 
 
 class Unfinished(Conflict):
-    """A Session or Thread with unfinished Turns is not closed (RT-42)."""
+    """A Session or Thread with unfinished Turns is not closed, restored or forked into (RT-42, CK-05)."""
 
     advice = "Wait for the Turns or cancel them, then ask again"
 
@@ -349,6 +352,29 @@ class Unfinished(Conflict):
         self.identity: str = identity
         self.turns: int = turns
         super().__init__(f"{kind} {identity!r} has {turns} unfinished turn{'' if turns == 1 else 's'}")
+
+
+class PositionConflict(Conflict):
+    """The Thread stands at another position than the one the caller saw (CK-05)."""
+
+    advice = "List the thread's checkpoints: `current` is where it stands; then decide again"
+
+    def __init__(self, thread_id: str, *, expected: str | None, actual: str | None) -> None:
+        self.thread_id: str = thread_id
+        # None: before the first settled position.
+        self.expected: str | None = expected
+        self.actual: str | None = actual
+        super().__init__(f"thread {thread_id!r} stands at position {actual}, not {expected}")
+
+
+class HasHistory(Conflict):
+    """A Thread with a history of its own is not forked into (CK-16)."""
+
+    advice = "Fork into a new thread id, or into a thread that has had no turn"
+
+    def __init__(self, thread_id: str) -> None:
+        self.thread_id: str = thread_id
+        super().__init__(f"thread {thread_id!r} has a history that a fork would overwrite")
 
 
 class InvalidTransition(Conflict):
@@ -559,6 +585,16 @@ class NoExecutionConfiguration(Misuse):
 
     def __init__(self) -> None:
         super().__init__("this runtime has no harness, so there is nothing it could run")
+
+
+class NoCheckpointCodec(Misuse):
+    """A restore or fork on a runtime that cannot read the definition's native state (CK-03)."""
+
+    advice = "Give DurableRuntime checkpoints={name: codec}, or the Harness itself"
+
+    def __init__(self, definition: str) -> None:
+        self.definition: str = definition
+        super().__init__(f"no checkpoint codec is registered for definition {definition!r}")
 
 
 class MissingExtra(Rejected, ImportError):

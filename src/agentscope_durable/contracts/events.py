@@ -27,7 +27,14 @@ from agentscope_durable.contracts.status import (
     StepPhase,
     StepStatus,
 )
-from agentscope_durable.contracts.views import BindingView, ErrorView, RecoveryView, RunStepRefView, TurnView
+from agentscope_durable.contracts.views import (
+    BindingView,
+    CheckpointSourceView,
+    ErrorView,
+    RecoveryView,
+    RunStepRefView,
+    TurnView,
+)
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -49,6 +56,25 @@ class ThreadCreated(Payload, frozen=True):
 
 class ThreadClosed(Payload, frozen=True):
     pass
+
+
+class ThreadRestored(Payload, frozen=True):
+    """The Thread's context is what it was at a former position (CK-11).
+
+    Attributes:
+        position: where the Thread stands now; None when an operator emptied it.
+        restored_from: the position it is a copy of; None when it was emptied.
+    """
+
+    position: str | None = None
+    restored_from: str | None = None
+
+
+class ThreadForked(Payload, frozen=True):
+    """The Thread's context is a copy of another Thread's. What was said there is no part of this timeline (EV-26)."""
+
+    position: str
+    source: CheckpointSourceView
 
 
 class TurnChanged(Payload, frozen=True):
@@ -187,6 +213,8 @@ PAYLOADS: dict[str, type[Payload]] = {
     "session.closed": SessionClosed,
     "thread.created": ThreadCreated,
     "thread.closed": ThreadClosed,
+    "thread.restored": ThreadRestored,
+    "thread.forked": ThreadForked,
     "turn.status": TurnChanged,
     "turn.recovery": TurnRecovery,
     "run.started": RunStarted,

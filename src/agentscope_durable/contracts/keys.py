@@ -84,6 +84,14 @@ def orders(thread_id: str) -> str:
     return f"order/{escape(thread_id)}/"
 
 
+def checkpoint(thread_id: str, at: int) -> str:
+    return f"checkpoint/{escape(thread_id)}/{_ordinal(at)}"
+
+
+def checkpoints(thread_id: str) -> str:
+    return f"checkpoint/{escape(thread_id)}/"
+
+
 def queue(thread_id: str, ordinal: int) -> str:
     return f"queue/{escape(thread_id)}/{_ordinal(ordinal)}"
 

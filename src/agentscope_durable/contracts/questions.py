@@ -64,6 +64,14 @@ class ListTurns(Question, frozen=True, tag="list_turns"):
     limit: int = 100
 
 
+class ListCheckpoints(Question, frozen=True, tag="list_checkpoints"):
+    """Settled positions of a Thread after one of them, oldest first (CK-15)."""
+
+    thread_id: str
+    after: str | None = None
+    limit: int = 100
+
+
 class GetHistory(Question, frozen=True, tag="get_history"):
     """Messages in the order of their first sequence (PR-11), of everything or of a Thread or Turn."""
 
@@ -186,6 +194,13 @@ class LoadThread(Question, frozen=True, tag="load_thread"):
     first: int
     last: int
     digest: str = ""
+
+
+class LoadCheckpoint(Question, frozen=True, tag="load_checkpoint"):
+    """What restores a settled position, and where its Thread stands now; `at` 0 is before the first one."""
+
+    thread_id: str
+    at: int
 
 
 class OpenWork(Question, frozen=True, tag="open_work"):

@@ -24,6 +24,7 @@ from agentscope_durable.contracts.status import (
     ReplayRule,
     ResourceStatus,
     RunStatus,
+    SettledBy,
     SignalState,
     StepPhase,
     StepStatus,
@@ -285,6 +286,36 @@ class ThreadRecord(_Record, frozen=True):
     digest: str = ""
     created_seq: int = 0
     closed_seq: int = 0
+
+
+class CheckpointSource(_Record, frozen=True):
+    """The settled position that another one is a copy of. It is in the same namespace."""
+
+    session_id: str
+    thread_id: str
+    at: int
+
+
+class CheckpointRecord(_Record, frozen=True):
+    """A settled position of a Thread, which is in its key, and what proves and restores the state there (BE-20).
+
+    Harness and versions are the Thread's: it is pinned to them for life.
+
+    Attributes:
+        base_at: the rows from here to the position rebuild the state.
+        digest: over those rows.
+        writer: version of the library that wrote the state.
+        turn_id: the Turn that ended here, "" for a copy.
+        source: what a restored or forked position is a copy of.
+    """
+
+    base_at: int
+    digest: str
+    writer: str
+    created_ms: int
+    settled: SettledBy
+    turn_id: str = ""
+    source: CheckpointSource | None = None
 
 
 class TurnRecord(_Record, frozen=True):

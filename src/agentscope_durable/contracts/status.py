@@ -33,6 +33,16 @@ HELD = frozenset({TurnStatus.QUEUED, TurnStatus.WAITING, TurnStatus.PAUSED})
 TERMINAL = frozenset({TurnStatus.COMPLETED, TurnStatus.FAILED, TurnStatus.CANCELLED})
 
 
+class SettledBy(StrEnum):
+    """What made a position of a Thread a settled one: how its Turn ended, or that it was put there."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    RESTORED = "RESTORED"
+    FORKED = "FORKED"
+
+
 class ResourceStatus(StrEnum):
     """Whether a Session or a Thread accepts new work."""
 

@@ -23,6 +23,7 @@ from agentscope_durable.contracts.status import (
     ModelStatus,
     ResourceStatus,
     RunStatus,
+    SettledBy,
     SignalState,
     StepPhase,
     StepStatus,
@@ -178,6 +179,38 @@ class ThreadView(View, frozen=True):
     status: ResourceStatus
     created_at_ms: int
     current_turn_id: str | None = None
+
+
+class CheckpointSourceView(View, frozen=True):
+    """The position that a restored or forked one is a copy of."""
+
+    session: SessionKey
+    thread_id: str
+    position: str
+
+
+class CheckpointView(View, frozen=True):
+    """A settled position of a Thread: its agent's whole context can be taken up from here again (CK-15).
+
+    Attributes:
+        position: opaque; belongs to this Thread (CK-12).
+        created_at_ms: store time of the commit.
+        settled: how the Turn ended that left it, or that it was restored or forked.
+        binding: the definition the context was made with, and may be continued with.
+        writer: version of the agent library that wrote it.
+        turn_id: the Turn that ended here; None for a copy.
+        source: what it is a copy of; None for a Turn's own.
+    """
+
+    session: SessionKey
+    thread_id: str
+    position: str
+    created_at_ms: int
+    settled: SettledBy
+    binding: BindingView
+    writer: str
+    turn_id: str | None = None
+    source: CheckpointSourceView | None = None
 
 
 class RunView(View, frozen=True):
@@ -487,3 +520,14 @@ class Page(Discreet, frozen=True, rename="camel"):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+class CheckpointPage(Page, frozen=True):
+    """Settled positions of a Thread, oldest first. `cursor` is the last one's position.
+
+    Attributes:
+        current: where the Thread stands, whether or not it is on this page: the `expected_position` of a restore. None
+            before the first settled position.
+    """
+
+    current: str | None = None

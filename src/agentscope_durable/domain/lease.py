@@ -11,8 +11,15 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import HEAD_CLAIM_BYTES, Change, Reads, Unchanged, View
-from agentscope_durable.contracts.commands import Claim, Claimed, ClaimPurpose, OwnerCommand
-from agentscope_durable.contracts.errors import Fenced, NotFound, RevisionConflict
+from agentscope_durable.contracts.commands import (
+    Claim,
+    Claimed,
+    ClaimPurpose,
+    CommitStep,
+    OwnerCommand,
+    SettleTurn,
+)
+from agentscope_durable.contracts.errors import Fenced, InvalidRequest, NotFound, RevisionConflict
 from agentscope_durable.contracts.events import (
     MessageAbandoned,
     RunEnded,
@@ -21,6 +28,7 @@ from agentscope_durable.contracts.events import (
 )
 from agentscope_durable.contracts.records import (
     ACTIVE_THREADS_MAX,
+    CheckpointRecord,
     Failure,
     ModelFact,
     RunRecord,
@@ -36,6 +44,7 @@ from agentscope_durable.contracts.records import (
 from agentscope_durable.contracts.status import (
     ModelStatus,
     RunStatus,
+    SettledBy,
     StepStatus,
     TurnStatus,
     WaitKind,
@@ -352,9 +361,37 @@ def owned(draft: Draft, c: OwnerCommand, expected_position: int | None = None) -
     return active
 
 
-def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: bool = False) -> ThreadRecord:
-    """Move the Thread out of the head; the caller stores its Turn and schedules it."""
+def check_native(c: CommitStep | SettleTurn, active: ThreadHead) -> None:
+    """Whether the native state of a checkpoint can be read again.
+
+    Raises:
+        InvalidRequest: there is none in it, which would discard the former one (BE-22), or nothing it stands on.
+    """
+    if c.checkpoint and not c.journal:
+        raise InvalidRequest("a checkpoint carries native state; without it the former one stands", path="journal")
+    if c.checkpoint and not c.base and not active.base_at:
+        raise InvalidRequest("the first checkpoint of a thread is a base: the whole state", path="base")
+
+
+def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: SettledBy | None = None) -> ThreadRecord:
+    """Move the Thread out of the head; the caller stores its Turn and schedules it.
+
+    `settled`: the Turn ends with this commit, so its last checkpoint is a position to come back to (CK-06). A Turn that
+    has changed nothing of the native state leaves no new one.
+    """
     thread = draft.thread(thread_id)
+    if settled is not None and active.checkpoint_at > thread.settled_at:
+        draft.put(
+            keys.checkpoint(thread_id, active.checkpoint_at),
+            CheckpointRecord(
+                base_at=active.base_at,
+                digest=active.digest,
+                writer=active.writer or thread.writer,
+                created_ms=draft.now_ms,
+                settled=settled,
+                turn_id=active.turn_id,
+            ),
+        )
     thread = replace(
         thread,
         fence=active.fence,
@@ -364,7 +401,7 @@ def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: bool =
         writer=active.writer or thread.writer,
         chain=active.chain,
         digest=active.digest,
-        settled_at=active.checkpoint_at if settled else thread.settled_at,
+        settled_at=thread.settled_at if settled is None else active.checkpoint_at,
     )
     draft.set_active(thread_id, None)
     draft.unready(keys.READY_LEASE, thread_id)

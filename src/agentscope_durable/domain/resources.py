@@ -68,12 +68,8 @@ def create_thread(c: CreateThread, seed: bytes, view: View, now_ms: int) -> Chan
 
 def open_thread(draft: Draft, thread_id: str, binding: Binding) -> None:
     draft.head = replace(draft.head, thread_count=draft.head.thread_count + 1)
-    view = BindingView(
-        harness=binding.harness,
-        definition_version=binding.definition_version,
-        state_version=binding.state_version,
-    )
-    seq = draft.emit("thread.created", ThreadCreated(binding=view, created_at_ms=draft.now_ms), thread_id=thread_id)
+    created = ThreadCreated(binding=binding_view(binding), created_at_ms=draft.now_ms)
+    seq = draft.emit("thread.created", created, thread_id=thread_id)
     draft.put(
         keys.thread(thread_id),
         ThreadRecord(thread_id=thread_id, binding=binding, created_ms=draft.now_ms, created_seq=seq),
@@ -83,6 +79,15 @@ def open_thread(draft: Draft, thread_id: str, binding: Binding) -> None:
 def _shut(draft: Draft, thread: ThreadRecord) -> None:
     seq = draft.emit("thread.closed", ThreadClosed(), thread_id=thread.thread_id)
     draft.put(keys.thread(thread.thread_id), replace(thread, status=ResourceStatus.CLOSED, closed_seq=seq))
+
+
+def binding_view(binding: Binding) -> BindingView:
+    """The definition a Thread is pinned to, as users see it."""
+    return BindingView(
+        harness=binding.harness,
+        definition_version=binding.definition_version,
+        state_version=binding.state_version,
+    )
 
 
 def _same_definition(kind: str, identity: str, existing: Binding, wanted: Binding) -> None:

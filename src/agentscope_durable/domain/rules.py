@@ -14,6 +14,7 @@ from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain import (
     admission,
+    checkpoint,
     control,
     execution,
     interaction,
@@ -51,6 +52,8 @@ RULES: dict[type[c.Command], Rule] = {
     c.Resume: Rule(PUBLIC, control.reads_control, control.resume),
     c.Respond: Rule(PUBLIC, interaction.reads_respond, interaction.respond),
     c.Signal: Rule(PUBLIC, control.reads_control, control.signal),
+    c.RestoreThread: Rule(HOST, checkpoint.reads_restore, checkpoint.restore_thread),
+    c.ForkThread: Rule(HOST, checkpoint.reads_fork, checkpoint.fork_thread),
     c.Claim: Rule(HOST, lease.reads_claim, lease.claim),
     c.CommitStep: Rule(HOST, step.reads_commit_step, step.commit_step),
     c.SettleTurn: Rule(HOST, settlement.reads_settle, settlement.settle_turn),
@@ -61,6 +64,7 @@ RULES: dict[type[c.Command], Rule] = {
     c.RecordObject: Rule(HOST, operator.reads_record_object, operator.record_object),
     c.ReconcileTool: Rule(OPERATOR, operator.reads_reconcile, operator.reconcile_tool),
     c.ReleaseTurn: Rule(OPERATOR, operator.reads_release, operator.release_turn),
+    c.RepairThread: Rule(OPERATOR, checkpoint.reads_repair, checkpoint.repair_thread),
     c.PutPolicy: Rule(OPERATOR, operator.reads_put_policy, operator.put_policy),
     c.PruneEvents: Rule(OPERATOR, pruning.reads_prune, pruning.prune_events),
 }

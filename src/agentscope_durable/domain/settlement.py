@@ -14,11 +14,11 @@ from agentscope_durable.contracts.commands import Done, PostponeSettlement, Sett
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
 from agentscope_durable.contracts.events import ToolApplied
 from agentscope_durable.contracts.records import ExecutionRecord
-from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.contracts.status import SettledBy, TurnStatus
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.finish import end_turn, reads_finish
 from agentscope_durable.domain.frame import chained
-from agentscope_durable.domain.lease import owned, release
+from agentscope_durable.domain.lease import check_native, owned, release
 from agentscope_durable.domain.retry import SETTLE_BACKOFF_MAX_MS, SETTLE_BACKOFF_MS, backoff_ms
 from agentscope_durable.domain.turn import settling, unsettled
 
@@ -42,6 +42,7 @@ def settle_turn(c: SettleTurn, seed: bytes, view: View, now_ms: int) -> Change |
     state = record.state
     if not settling(state) or unsettled(state):
         raise InvalidTransition(c.turn_id, state.status, "settled")
+    check_native(c, active)
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     for call_id in c.applied:
@@ -56,8 +57,8 @@ def settle_turn(c: SettleTurn, seed: bytes, view: View, now_ms: int) -> Change |
         base_at=position if c.checkpoint and c.base else active.base_at,
         writer=c.writer if c.checkpoint else active.writer,
     )
-    thread = release(draft, active, c.thread_id, settled=True)
     status = TurnStatus.CANCELLED if state.cancel else TurnStatus.FAILED
+    thread = release(draft, active, c.thread_id, settled=SettledBy(status))
     end_turn(draft, thread, replace(record, last_at=position), state, status)
     return draft.change(Done(changed=True))
 

@@ -36,7 +36,16 @@ from agentscope_durable.contracts.journal import (
     Trim,
 )
 
-__all__ = ["CheckpointMessage", "CheckpointState", "base_rows", "fold", "row_bytes", "to_state_json"]
+__all__ = [
+    "CheckpointMessage",
+    "CheckpointState",
+    "base_rows",
+    "fold",
+    "message_json",
+    "row_bytes",
+    "to_state_json",
+    "whole_rows",
+]
 
 _CACHE_OWNER, _CACHE_MEMBER = CACHE_FIELD
 _CONTENT: Final = "content"
@@ -278,9 +287,13 @@ def to_state_json(checkpoint: CheckpointState) -> bytes:
         if name == _CACHE_OWNER and checkpoint.cache is not None:
             body = _with_member(body, _CACHE_MEMBER, checkpoint.cache.values())
         parts.append(_encode(name) + b":" + body)
-    messages = [_with_member(bytes(message.meta), _CONTENT, message.blocks) for message in checkpoint.messages]
-    parts.append(_encode(CONTEXT_FIELD) + b":[" + b",".join(messages) + b"]")
+    parts.append(_encode(CONTEXT_FIELD) + b":[" + b",".join(map(message_json, checkpoint.messages)) + b"]")
     return b"{" + b",".join(parts) + b"}"
+
+
+def message_json(message: CheckpointMessage) -> bytes:
+    """One message as JSON."""
+    return _with_member(bytes(message.meta), _CONTENT, message.blocks)
 
 
 def _with_member(body: bytes, name: str, bodies: Iterable[msgspec.Raw]) -> bytes:
@@ -290,8 +303,29 @@ def _with_member(body: bytes, name: str, bodies: Iterable[msgspec.Raw]) -> bytes
     return b"".join((opened, comma, _encode(name), b":[", b",".join(bodies), b"]}"))
 
 
+def whole_rows(checkpoint: CheckpointState) -> Iterator[CheckpointRow]:
+    """A folded state as the rows of a new epoch, which a restore or a fork writes: its bodies as they are, moved.
+
+    Raises:
+        CorruptRecord: no batch carried state, so there is nothing to restore.
+    """
+    if checkpoint.base_at is None:
+        raise _corrupt(checkpoint.position, "no native state was stored up to here")
+    yield Base()
+    for name, field in checkpoint.fields.items():
+        yield Field(name, None, field if isinstance(field, msgspec.Raw) else msgspec.Raw(_encode(field)))
+    if checkpoint.cache is not None:
+        for number, json in enumerate(checkpoint.cache.values()):
+            yield CacheEntry(number, json)
+        yield CacheOrder(tuple(range(len(checkpoint.cache))))
+    for i, message in enumerate(checkpoint.messages):
+        yield MessageMeta(i, message.meta, 0)
+        for j, json in enumerate(message.blocks):
+            yield Block(i, j, json)
+
+
 def base_rows(state_json: bytes) -> tuple[CheckpointRow, ...]:
-    """A whole state as the rows of a new epoch: what a fork, a restore or an import writes into its target.
+    """A whole state as the rows of a new epoch: what an import writes into its target.
 
     The inverse of folding: `to_state_json` of these rows is the same JSON value.
 

@@ -18,6 +18,7 @@ from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.errors import HostClosed, Misuse, UsedAfterFork, WrongLoop
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import Binding
+from agentscope_durable.runtime.checkpoint import Baselines
 from agentscope_durable.runtime.feeds import Feeds
 from agentscope_durable.runtime.observers import Observers
 from agentscope_durable.runtime.tasks import Tasks
@@ -58,6 +59,7 @@ class Definitions(Protocol):
 
 class Door:
     """Attributes:
+    baselines: copies settled positions.
     definitions: for new Sessions and Threads.
     live: where previews come from.
     feeds: what is read for all who watch the same Session.
@@ -75,6 +77,7 @@ class Door:
         definitions: Definitions,
         report: Report,
         observer_parallelism: int,
+        baselines: Baselines,
     ) -> None:
         self._backend = backend
         self.environment = environment
@@ -85,6 +88,7 @@ class Door:
         self.report = report
         self.observers = Observers(environment, observer_parallelism)
         self.callbacks = Tasks()
+        self.baselines = baselines
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._streams: set[Abortable] = set()

@@ -15,6 +15,7 @@ from datetime import timedelta
 import msgspec
 
 from agentscope_durable.contracts import durable_json
+from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.commands import (
     AddInput,
     Cancel,
@@ -53,6 +54,7 @@ from agentscope_durable.contracts.questions import (
     GetSession,
     GetThread,
     GetTurn,
+    ListCheckpoints,
     ListInteractions,
     ListModelCalls,
     ListRuns,
@@ -64,6 +66,8 @@ from agentscope_durable.contracts.questions import (
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import TurnStatus, WaitKind
 from agentscope_durable.contracts.views import (
+    CheckpointPage,
+    CheckpointView,
     CommandReceipt,
     InteractionView,
     ModelCallView,
@@ -490,6 +494,74 @@ class DurableThread(Timeline):
 
     async def snapshot(self, filter: EventFilter | None = None) -> SnapshotView:
         return await self._snapshot(filter)
+
+    # ---- checkpoints ----
+
+    async def checkpoints(self, after: str | None = None, limit: int = PAGE_LIMIT) -> CheckpointPage:
+        """Settled positions of this Thread, oldest first: one for each Turn that ended, and each copy (CK-15).
+
+        Args:
+            after: a position; the page begins with the one after it.
+        """
+        return await self._door.query(
+            ListCheckpoints(session=self._session, thread_id=self._key.thread_id, after=after, limit=limit)
+        )
+
+    async def restore(self, position: str, expected_position: str, request_id: str) -> CheckpointView:
+        """Give the agent the context it had at a former position of this Thread.
+
+        What has happened since stays in history and events, and every position stays one to come back to. Effects of
+        tools are not undone. A repeat with the same id returns the first answer (AD-17).
+
+        Args:
+            position: of a checkpoint of this Thread.
+            expected_position: where the Thread stands, as `checkpoints().current` says.
+
+        Returns:
+            The new position, where the Thread stands from now on.
+
+        Raises:
+            Unfinished: a Turn is not done; wait for it, or cancel it (CK-05).
+            PositionConflict: it stands elsewhere by now.
+            NotFound: nothing settled is at that position (CK-06).
+            CorruptRecord, Incompatible: what is stored there cannot be read, or not here; nothing was changed (CK-13).
+            NoCheckpointCodec: this runtime knows no codec for the definition (CK-03).
+        """
+        request_id = check_id("request_id", request_id)
+        at = stream_position(self._key, position)
+        expected_at = stream_position(self._key, expected_position, path="expected_position")
+        self._door.check()
+        return await self._door.baselines.restore(self._key, at, expected_at=expected_at, request_id=request_id)
+
+    async def fork(self, position: str, target_thread_key: ThreadKey, request_id: str) -> DurableThread:
+        """Begin another Thread of this namespace with the context that this one had at a position.
+
+        This Thread is only read. The other one is made if it is not there yet, with this one's definition and version,
+        and has no history: what was said here is known to its agent and to nobody else (CK-11).
+
+        Args:
+            target_thread_key: its Session must exist. A Thread that exists must have had no Turn, and be pinned to the
+                same definition and version (CK-16).
+            request_id: unique in the Session of the target, which is the one that is written.
+
+        Returns:
+            A handle of the target.
+
+        Raises:
+            InvalidRequest: another namespace, or this Thread itself.
+            NotFound: nothing settled is at that position, or the target's Session does not exist (CK-09).
+            HasHistory, Unfinished: the target has had Turns.
+            DefinitionConflict: it is pinned to another definition or version (CK-10).
+            CorruptRecord, Incompatible, NoCheckpointCodec: as in `restore`.
+        """
+        request_id = check_id("request_id", request_id)
+        at = stream_position(self._key, position)
+        if not isinstance(target_thread_key, ThreadKey):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequest("a ThreadKey(session, thread_id) says where to", path="target_thread_key")
+        check_key(target_thread_key)
+        self._door.check()
+        _ = await self._door.baselines.fork(self._key, at, target_thread_key, request_id=request_id)
+        return DurableThread(self._door, target_thread_key)
 
     async def view(self) -> ThreadView:
         return await self._door.query(GetThread(session=self._session, thread_id=self._key.thread_id))

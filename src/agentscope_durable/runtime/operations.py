@@ -1,5 +1,5 @@
-"""What the operator of a host may do and nobody else: settle the unknown by evidence, release a parked Turn, look at
-what does not get on in all Sessions, and drop events that nobody is to replay any more.
+"""What the operator of a host may do and nobody else: settle the unknown by evidence, release or repair a parked Turn,
+look at what does not get on in all Sessions, and drop events that nobody is to replay any more.
 
 Nothing here is reachable through a public transport, a model's tool or a handle (UN-08). Whoever
 calls it has looked at the outside world; the evidence reference says where that look is on record.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -16,6 +17,7 @@ import msgspec
 
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.commands import (
     Pruned,
     PruneEvents,
@@ -23,11 +25,12 @@ from agentscope_durable.contracts.commands import (
     ReconcileReceipt,
     ReconcileTool,
     ReleaseTurn,
+    RepairReceipt,
 )
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.events import cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
-from agentscope_durable.contracts.ids import check_id
+from agentscope_durable.contracts.ids import check_id, check_key
 from agentscope_durable.contracts.questions import (
     FindTurn,
     ListAllSessions,
@@ -38,8 +41,11 @@ from agentscope_durable.contracts.questions import (
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
 from agentscope_durable.contracts.views import Page, PruneReceipt, SessionSizeView, StallPage, StoreView, WatchView
+from agentscope_durable.runtime.checkpoint import Baselines, Codecs, check_codecs
 from agentscope_durable.runtime.handles import PAGE_LIMIT
 from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.checkpoint import CheckpointCodec
+from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
 
 log = logging.getLogger("agentscope_durable.runtime")
@@ -64,10 +70,23 @@ class TurnIdentity(Protocol):
 
 
 class HostOperations:
-    """Privileged, audited operations on the Sessions and Turns of one backend."""
+    """Privileged, audited operations on the Sessions and Turns of one backend.
 
-    def __init__(self, backend: SessionBackend) -> None:
+    Args:
+        backend: where they are stored.
+        checkpoints: codecs by name of a definition, for `repair` and `export_checkpoint`.
+    """
+
+    def __init__(
+        self,
+        backend: SessionBackend,
+        *,
+        checkpoints: Mapping[str, CheckpointCodec] | None = None,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        check_codecs(checkpoints or {})
         self._backend = backend
+        self._baselines = Baselines(backend, environment, Codecs(checkpoints or {}))
 
     async def list_sessions(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
         """Sessions of every namespace, in the order of their keys."""
@@ -142,6 +161,47 @@ class HostOperations:
             ),
             audience=Audience.OPERATOR,
         )
+
+    async def repair(
+        self, turn: TurnIdentity, position: str | None, *, expected_position: str | None, request_id: str
+    ) -> RepairReceipt:
+        """End a Turn that cannot go on because its state is damaged, and give its Thread a former context (C82).
+
+        The Turn becomes FAILED with the reason it was parked for (CANCELLED if that was asked for), and the next one
+        of the queue goes on from `position`. What its tools did is on record and is not in that context.
+
+        Args:
+            turn: it waits for an operator, or was cancelled and cannot be settled.
+            position: of a checkpoint of its Thread. None, where none is good: the agent begins anew.
+            expected_position: where the Thread stands, as `checkpoints().current` says.
+            request_id: identity of this repair, unique in the Session.
+
+        Raises:
+            InvalidTransition: the Turn goes on by itself, or the outcome of a tool is not known: reconcile it first.
+            PositionConflict, NotFound, CorruptRecord, Incompatible, NoCheckpointCodec: as in `DurableThread.restore`.
+        """
+        key = turn.thread_key
+        check_id("request_id", request_id)
+        return await self._baselines.repair(
+            key,
+            turn.turn_id,
+            0 if position is None else stream_position(key, position),
+            expected_at=(
+                0 if expected_position is None else stream_position(key, expected_position, path="expected_position")
+            ),
+            request_id=request_id,
+        )
+
+    async def export_checkpoint(self, thread: ThreadKey, position: str) -> bytes:
+        """The agent's native state at a settled position, as one JSON document: to keep before a repair, or to look at.
+
+        It is private: everything the agent knows is in it. That it can be written says that the position is good.
+
+        Raises:
+            CorruptRecord: it is not; try the one before it.
+        """
+        check_key(thread)
+        return await self._baselines.export(thread, stream_position(thread, position))
 
     async def stalled(self, after: Timeout = STALL_AFTER, *, cursor: str | None = None, limit: int = 100) -> StallPage:
         """Threads of all Sessions whose Turn could go on and has not for this long (C18). Read-only.

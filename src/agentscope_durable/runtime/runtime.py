@@ -32,6 +32,7 @@ from agentscope_durable.contracts.views import (
     Page,
     RecoveryPolicy,
 )
+from agentscope_durable.runtime.checkpoint import Baselines, Codecs, check_codecs
 from agentscope_durable.runtime.classify import RetryableFailure
 from agentscope_durable.runtime.definitions import (
     Definition,
@@ -50,6 +51,7 @@ from agentscope_durable.runtime.live import LocalLiveEvents
 from agentscope_durable.runtime.observers import OBSERVER_PARALLELISM
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import Heartbeat, SessionBackend
+from agentscope_durable.spi.checkpoint import CheckpointCodec
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessCapabilities
@@ -85,6 +87,8 @@ class DurableRuntime:
         executors: executors of external tools, by route.
         definitions: further definitions for new Sessions, which other hosts run.
         definition_resolver: asked for a definition of any other name.
+        checkpoints: codecs by name of a definition, for `restore` and `fork` on a host that does not run it; a
+            harness that is registered here needs none (CK-03).
         recovery_policy: how failed invocations are tried again, for Turns that have not failed before.
         retryable_failure: the application's classification of what an adapter leaves open (RC-15).
         poll_interval: seconds between two looks for work, events or controls when no hint comes.
@@ -107,6 +111,7 @@ class DurableRuntime:
         executors: Mapping[str, Executor] | None = None,
         definitions: Sequence[Definition] = (),
         definition_resolver: DefinitionResolver | None = None,
+        checkpoints: Mapping[str, CheckpointCodec] | None = None,
         recovery_policy: RecoveryPolicy | None = None,
         retryable_failure: RetryableFailure | None = None,
         poll_interval: float = 0.5,
@@ -136,6 +141,7 @@ class DurableRuntime:
         for one in definitions:
             check_definition(one)
         _check_routes(executors or {})
+        check_codecs(checkpoints or {})
         self._backend = backend
         self._executors = dict(executors or {})
         self._environment = environment
@@ -151,17 +157,19 @@ class DurableRuntime:
             live=live,
             on_error=on_error,
         )
+        self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
+        codecs = Codecs(checkpoints or {}, registered, self._harnesses.find)
         self._door = Door(
             backend=backend,
             environment=environment,
             poll_interval=poll_interval,
             live=live,
             definitions=self._definitions,
+            baselines=Baselines(backend, environment, codecs),
             report=self._host.report,
             observer_parallelism=observer_parallelism,
         )
         policy = _check_policy(recovery_policy)
-        self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
         self._runner: Runner | None = None
         if self._harnesses:
             # What runs agents is loaded where agents run; a host that only admits and reads starts faster without it.

@@ -4,6 +4,7 @@ Each Protocol names its promises; `agentscope_durable.testing` has a contract su
 """
 
 from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, SessionBackend, Wakeups
+from agentscope_durable.spi.checkpoint import CheckpointCodec, JournalRow, NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment, SystemEnvironment
 from agentscope_durable.spi.executor import (
     Cancelled,
@@ -21,7 +22,6 @@ from agentscope_durable.spi.harness import (
     Abandoned,
     HarnessAdapter,
     HarnessCapabilities,
-    JournalRow,
     OpenInput,
     OpenWorkView,
     RunContext,
@@ -54,6 +54,7 @@ __all__ = [
     "Cancelled",
     "Capabilities",
     "Change",
+    "CheckpointCodec",
     "CommitPolicy",
     "Entry",
     "Environment",
@@ -67,6 +68,7 @@ __all__ = [
     "JournalRow",
     "LiveEvents",
     "LiveListener",
+    "NativeBaseline",
     "Need",
     "ObjectStore",
     "OpenInput",

@@ -7,6 +7,7 @@ anything becomes true.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import CommitStep, RunEnd, StepReceipt
 from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.journal import CheckpointRow
 from agentscope_durable.contracts.messages import Input
 from agentscope_durable.contracts.records import (
     Binding,
@@ -25,6 +27,7 @@ from agentscope_durable.contracts.records import (
     SignalRecord,
 )
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary
+from agentscope_durable.spi.checkpoint import JournalRow, NativeBaseline
 from agentscope_durable.spi.live import Preview
 
 
@@ -65,13 +68,6 @@ class OpenWorkView(msgspec.Struct, frozen=True):
     interactions: tuple[InteractionRecord, ...]
     executions: tuple[ExecutionRecord, ...]
     signals: tuple[SignalRecord, ...]
-
-
-class JournalRow(Discreet, frozen=True):
-    """One native block as stored: stream position and encoded JournalBatch."""
-
-    at: int
-    journal: bytes
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +226,7 @@ class HarnessAdapter(Protocol):
     once        A committed model answer is not asked for again; a tool with rule `never` is not started twice.
     settled     `settle` leaves a context the next Turn can use, and starts neither model nor tool.
     obedient    Returns soon after `stop` is set; raises nothing that hides `Abandoned`.
+    restorable  `restore` keeps the promises of a `CheckpointCodec`, and the next Turn can use what it made.
     """
 
     @property
@@ -258,6 +255,10 @@ class HarnessAdapter(Protocol):
         ...
 
     async def settle(self, context: SettleContext) -> Settlement: ...
+
+    def restore(self, baseline: NativeBaseline, /) -> Sequence[CheckpointRow]:
+        """A settled baseline, ready for the Thread that gets it: a `CheckpointCodec`."""
+        ...
 
     def classify(self, error: BaseException) -> bool | None:
         """True if trying again may help, False if not, None to leave it to the runtime (RC-06)."""

@@ -12,7 +12,7 @@ them (rule `never`), and answers. What happens outside is counted by `effects`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
@@ -21,9 +21,11 @@ import pytest
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.commands import CommitStep, ReconcileTool, RunEnd, StepReceipt
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.journal import CheckpointRow
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState, ModelStatus, TurnStatus, WaitKind
 from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.spi.harness import (
     Abandoned,
     HarnessAdapter,
@@ -110,6 +112,9 @@ class CutAdapter:
 
     async def settle(self, context: SettleContext) -> Settlement:
         return await self._make().settle(context)
+
+    def restore(self, baseline: NativeBaseline, /) -> Sequence[CheckpointRow]:
+        return self._first.restore(baseline)
 
     def classify(self, error: BaseException) -> bool | None:
         return self._first.classify(error)

@@ -34,8 +34,9 @@ from agentscope_durable.contracts.commands import (
     ToolCommit,
     WaitCondition,
 )
-from agentscope_durable.contracts.errors import Conflict, Incompatible, Unavailable
+from agentscope_durable.contracts.errors import Conflict, CorruptRecord, Incompatible, Unavailable
 from agentscope_durable.contracts.events import EventDelta, PreviewStarted
+from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.journal import (
     Base,
     Block,
@@ -61,6 +62,7 @@ from agentscope_durable.contracts.status import (
     StepStatus,
 )
 from agentscope_durable.domain import ids
+from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import ToolError
 from agentscope_durable.spi.harness import (
@@ -232,7 +234,7 @@ class _OpenCall(msgspec.Struct):
 
 class _Program(msgspec.Struct):
     """Where the agent stands. `phase` is `next`, `asked` (the model), `acting`, `waiting` (for a signal) or
-    `answered` (the last answer is stored, the Turn has not ended)."""
+    `answered` (the last answer is stored, the Turn has not ended). `owner` is the Thread whose state it is."""
 
     turn: str = ""
     at: int = 0
@@ -243,6 +245,7 @@ class _Program(msgspec.Struct):
     inputs: list[str] = []
     results: list[str] = []
     commits: int = 0
+    owner: str = ""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -376,12 +379,30 @@ class ScriptedHarness:
                 state.say("tool", f"{record.name}: {text}")
         if state.program.turn == start.turn_id:
             state.say("note", "cancelled" if start.cancelled else "failed")
-            state.program = _Program(commits=state.program.commits)
+            state.program = _Program(commits=state.program.commits, owner=state.program.owner)
         batch = state.batch(start.position)
         return Settlement(journal=batch.encode(), checkpoint=True, base=batch.base, writer=self.writer, applied=known)
 
+    @staticmethod
+    def restore(baseline: NativeBaseline, /) -> tuple[CheckpointRow, ...]:
+        """Needs no harness: `DurableRuntime(checkpoints={"agent": ScriptedHarness.restore})`."""
+        if baseline.binding.state_version != STATE_VERSION:
+            raise Incompatible(
+                "a checkpoint of a scripted agent", required=baseline.binding.state_version, present=STATE_VERSION
+            )
+        try:
+            state = _State.fold(baseline.rows)
+        except (ValueError, IndexError, KeyError) as error:  # a MsgspecError is a ValueError
+            raise CorruptRecord("native state", "a scripted agent's state", str(error)) from error
+        return state.baseline(owner_of(baseline.target))
+
     def classify(self, error: BaseException) -> bool | None:
         return None
+
+
+def owner_of(thread: ThreadKey) -> str:
+    """What the state of a scripted agent calls its Thread."""
+    return f"{thread.session.namespace}/{thread.session.session_id}/{thread.thread_id}"
 
 
 class _State:
@@ -397,12 +418,13 @@ class _State:
     async def load(start: RunStart, rows: list[JournalRow], cached: object) -> _State:
         state = cached if isinstance(cached, _State) else _State.fold(rows)
         if state.program.turn != start.turn_id:
-            state.program = _Program(turn=start.turn_id, commits=state.program.commits)
+            owner = state.program.owner or owner_of(ThreadKey(start.session, start.thread_id))
+            state.program = _Program(turn=start.turn_id, commits=state.program.commits, owner=owner)
             state.say("user", _text(start.input.content))
         return state
 
     @staticmethod
-    def fold(rows: list[JournalRow]) -> _State:
+    def fold(rows: Sequence[JournalRow]) -> _State:
         state = _State()
         for row in rows:
             for part in JournalBatch.decode(row.journal, position=row.at).checkpoint:
@@ -428,6 +450,14 @@ class _State:
         """Take back messages that no commit holds."""
         del self.messages[count:]
         self._stored = min(self._stored, count)
+
+    def baseline(self, owner: str) -> tuple[CheckpointRow, ...]:
+        """All of it, as the state of a Thread that no Turn has begun on."""
+        if not self._has_base:
+            raise CorruptRecord("native state", "a scripted agent's state", "there is none")
+        self.program = _Program(owner=owner)
+        self._has_base = False
+        return self.batch(0).checkpoint
 
     def batch(self, position: int, entries: Sequence[tuple[str, object]] = ()) -> JournalBatch:
         """What the next commit adds. The state counts as stored with it."""

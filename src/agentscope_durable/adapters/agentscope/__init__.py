@@ -4,6 +4,7 @@ Importing this does not import AgentScope; making an adapter does.
 """
 
 from agentscope_durable.adapters.agentscope.adapter import AdapterOptions, AgentScopeAdapter
+from agentscope_durable.adapters.agentscope.baseline import AgentScopeCheckpointCodec, AgentScopeCheckpoints
 from agentscope_durable.adapters.agentscope.binding import AgentBuilder, AgentFactory, Binding, RuntimeContext
 from agentscope_durable.adapters.agentscope.context import current_origin, replaying
 from agentscope_durable.adapters.agentscope.executor import AgentScopeToolExecutor
@@ -17,6 +18,8 @@ __all__ = [
     "AgentBuilder",
     "AgentFactory",
     "AgentScopeAdapter",
+    "AgentScopeCheckpointCodec",
+    "AgentScopeCheckpoints",
     "AgentScopeToolExecutor",
     "Binding",
     "RuntimeContext",

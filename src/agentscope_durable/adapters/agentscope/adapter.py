@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
+from agentscope_durable.adapters.agentscope.baseline import AgentScopeCheckpoints
 from agentscope_durable.adapters.agentscope.binding import AgentFactory, Factory
 from agentscope_durable.adapters.agentscope.classify import classify_error
 from agentscope_durable.adapters.agentscope.library import may_continue, require, warn_if_untested
@@ -18,11 +19,12 @@ from agentscope_durable.adapters.agentscope.settle import settle_turn
 from agentscope_durable.adapters.agentscope.tools import Bindings, ToolBinding, as_bindings
 from agentscope_durable.contracts.commands import RunEnd
 from agentscope_durable.contracts.errors import InvalidRequest
-from agentscope_durable.contracts.journal import STATE_VERSION
+from agentscope_durable.contracts.journal import STATE_VERSION, CheckpointRow
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary, ReplayRule
 from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
 from agentscope_durable.journal.scheduling import Channels, JournalScheduling
 from agentscope_durable.journal.state_store import AgentStateStore
+from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.harness import HarnessCapabilities, RunContext, SettleContext, Settlement
 
@@ -145,6 +147,10 @@ class AgentScopeAdapter:
 
     async def settle(self, context: SettleContext) -> Settlement:
         return await settle_turn(context, installed=self._version)
+
+    @staticmethod
+    def restore(baseline: NativeBaseline, /) -> tuple[CheckpointRow, ...]:
+        return AgentScopeCheckpoints.restore(baseline)
 
     def classify(self, error: BaseException) -> bool | None:
         return classify_error(error)

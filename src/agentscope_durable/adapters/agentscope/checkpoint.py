@@ -44,7 +44,7 @@ from agentscope_durable.contracts.journal import (
 )
 from agentscope_durable.journal.checkpoint import CheckpointState, row_bytes
 
-__all__ = ["CheckpointWriter", "Delta", "block_bodies", "restore", "sanitize_blocks"]
+__all__ = ["CheckpointWriter", "Delta", "block_bodies", "restore", "restore_message", "sanitize_blocks"]
 
 # AgentScope's own types, which a room that imports it inside functions only cannot name: `agentscope.state.AgentState`,
 # `agentscope.message.Msg` and `agentscope.message.ContentBlock`.
@@ -486,14 +486,30 @@ def restore(state_json: bytes) -> Any:
         CorruptRecord: the installed AgentScope cannot read it; names the first place and what is wrong with it.
     """
     from agentscope.state import AgentState
+
+    return _validated(AgentState, state_json, "native state")
+
+
+def restore_message(message_json: bytes, i: int) -> Any:
+    """One message of a folded state, as `restore` would restore it.
+
+    Raises:
+        CorruptRecord: as `restore`.
+    """
+    from agentscope.message import Msg
+
+    return _validated(Msg, message_json, f"native state, message {i}")
+
+
+def _validated(model: Any, json: bytes, what: str) -> Any:
     from pydantic import ValidationError
 
     try:
-        return AgentState.model_validate_json(state_json)
+        return model.model_validate_json(json)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the state"
-        raise CorruptRecord("native state", "AgentState", f"{place}: {first['type']}") from error
+        place = ".".join(map(str, first["loc"])) or "the whole of it"
+        raise CorruptRecord(what, model.__name__, f"{place}: {first['type']}") from error
 
 
 def sanitize_blocks(blocks: Iterable[_Block]) -> list[Any]:

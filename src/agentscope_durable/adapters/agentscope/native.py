@@ -8,7 +8,8 @@ and nothing is written (C61). Rows that do not fold are damaged, and a person ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import msgspec
 from agentscope_durable.adapters.agentscope.checkpoint import CheckpointWriter, restore
 from agentscope_durable.adapters.agentscope.codec import StoredAnswer, read_answer
 from agentscope_durable.contracts.errors import CorruptRecord, Incompatible
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID, ThreadKey
 from agentscope_durable.contracts.journal import CheckpointRow, JournalBatch, JournalEventType
 from agentscope_durable.journal.checkpoint import CheckpointState, fold, row_bytes, to_state_json
 from agentscope_durable.journal.position import (
@@ -28,7 +30,7 @@ from agentscope_durable.journal.position import (
 )
 from agentscope_durable.spi.harness import JournalRow
 
-__all__ = ["Native", "load_native", "new_native", "restored"]
+__all__ = ["Native", "load_native", "native_session_id", "new_native", "readable", "restored"]
 
 LIVE_BYTES_RATIO: Final = 6
 """About how much larger a live state is than its JSON."""
@@ -90,6 +92,12 @@ class Native:
         self.writer, self.position_writer, self.based = CheckpointWriter(), PositionWriter(), False
 
 
+def native_session_id(thread: ThreadKey) -> str:
+    """What a Thread's native state calls its session. A named Thread is a conversation of its own (AS-22)."""
+    session_id = thread.session.session_id
+    return session_id if thread.thread_id == MAIN_THREAD_ID else f"{session_id}--{thread.thread_id}"
+
+
 def new_native(session_id: str, template: Any) -> Native:
     """The state a Thread begins with.
 
@@ -141,11 +149,18 @@ def restored(state_json: bytes, *, installed: str) -> Any:
     Raises:
         Incompatible: see `load_native`.
     """
-    try:
+    with readable(installed):
         return restore(state_json)
+
+
+@contextmanager
+def readable(installed: str) -> Generator[None]:
+    """What the installed AgentScope cannot read another one may (Rule 2): it is Incompatible, and names the place."""
+    try:
+        yield
     except CorruptRecord as error:
         raise Incompatible(
-            f"the native state ({error.reason})",
+            f"the {error.key} ({error.reason})",
             required=f"an AgentScope that reads it as {error.type_name}",
             present=f"AgentScope {installed}",
         ) from error

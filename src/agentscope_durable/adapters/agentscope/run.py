@@ -32,7 +32,7 @@ from agentscope_durable.adapters.agentscope.increments import Increment, Message
 from agentscope_durable.adapters.agentscope.inner import inner_middleware
 from agentscope_durable.adapters.agentscope.intake import take_in
 from agentscope_durable.adapters.agentscope.invocation import Halt, HaltInTool, Invocation, OutcomeUnknown
-from agentscope_durable.adapters.agentscope.native import Native, load_native, new_native, restored
+from agentscope_durable.adapters.agentscope.native import Native, load_native, native_session_id, new_native, restored
 from agentscope_durable.adapters.agentscope.outer import outer_middleware
 from agentscope_durable.adapters.agentscope.receipts import receipted_offloader
 from agentscope_durable.adapters.agentscope.settle import needs_pairing, pair_calls
@@ -41,7 +41,7 @@ from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind
 from agentscope_durable.contracts.errors import AgentFactoryError, Misuse, Unavailable
-from agentscope_durable.contracts.identity import MAIN_THREAD_ID
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID, ThreadKey
 from agentscope_durable.contracts.journal import JournalEventType
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, InteractionState, ReplayRule
@@ -232,15 +232,12 @@ class Run:
     async def _first_state(self, native: Native, template: Any) -> tuple[Native, bool]:
         """The state of a Thread that has none: what a program without a journal left behind, or a new one (AS-21)."""
         start, store = self._context.start, self._setup.state_store
-        session_id = start.session.session_id
-        if start.thread_id != MAIN_THREAD_ID:
-            # A named Thread is a conversation of its own, and never had another place (AS-22).
-            session_id = f"{session_id}--{start.thread_id}"
-        elif store is not None:
+        # A named Thread never had another place (AS-22).
+        if start.thread_id == MAIN_THREAD_ID and store is not None:
             legacy = await store.load(start.session.namespace, start.session.session_id, AGENT_STATE)
             if legacy is not None:
                 return Native(state=restored(legacy.encode(), installed=self._setup.version)), True
-        return new_native(session_id, template), False
+        return new_native(native_session_id(ThreadKey(start.session, start.thread_id)), template), False
 
     async def _commit_baseline(self) -> None:
         told = Increment(entries=[entry(JournalEventType.MIGRATION_BASELINE, messages=len(self._run.state.context))])

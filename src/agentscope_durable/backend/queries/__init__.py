@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.queries import (
     calls,
+    checkpoints,
     events,
     explanation,
     messages,
@@ -55,6 +56,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListThreads: Answer(PUBLIC, sessions.list_threads),
     q.GetTurn: Answer(PUBLIC, turns.get_turn),
     q.ListTurns: Answer(PUBLIC, turns.list_turns),
+    q.ListCheckpoints: Answer(PUBLIC, checkpoints.list_checkpoints),
     q.ExplainTurn: Answer(PUBLIC, explanation.explain_turn),
     q.GetHistory: Answer(PUBLIC, messages.get_history),
     q.GetMessage: Answer(PUBLIC, messages.get_message),
@@ -73,6 +75,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.MeasureStore: Answer(OPERATOR, sizes.measure_store),
     # Native state and what waits for it: for the host that runs the Thread alone (EV-22).
     q.LoadThread: Answer(HOST, work.load_thread),
+    q.LoadCheckpoint: Answer(HOST, checkpoints.load_checkpoint),
     q.OpenWork: Answer(HOST, work.open_work),
     # What looks over the fence between namespaces.
     q.ListAllSessions: Answer(OPERATOR, sessions.list_all_sessions),

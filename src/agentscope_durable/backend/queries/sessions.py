@@ -9,7 +9,8 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import SessionHead, ThreadRecord, decode
-from agentscope_durable.contracts.views import BindingView, Page, SessionView, ThreadView
+from agentscope_durable.contracts.views import Page, SessionView, ThreadView
+from agentscope_durable.domain.resources import binding_view
 from agentscope_durable.spi.record_store import Range, Reads, SessionScan
 
 __all__ = [
@@ -71,11 +72,7 @@ def thread_view(session: SessionKey, record: ThreadRecord) -> ThreadView:
     return ThreadView(
         session=session,
         thread_id=record.thread_id,
-        binding=BindingView(
-            harness=record.binding.harness,
-            definition_version=record.binding.definition_version,
-            state_version=record.binding.state_version,
-        ),
+        binding=binding_view(record.binding),
         status=record.status,
         created_at_ms=record.created_ms,
         current_turn_id=record.current or None,

@@ -23,8 +23,9 @@ from agentscope_durable.contracts.records import (
 )
 from agentscope_durable.contracts.status import InteractionState, SignalState
 from agentscope_durable.domain.frame import chained
-from agentscope_durable.spi.harness import JournalRow, OpenInput, OpenWorkView
-from agentscope_durable.spi.record_store import PAGE_MAX, Column, Range, Reads
+from agentscope_durable.spi.checkpoint import JournalRow
+from agentscope_durable.spi.harness import OpenInput, OpenWorkView
+from agentscope_durable.spi.record_store import PAGE_MAX, Column, LogRow, Range, Reads
 
 __all__ = ["load_thread", "open_work"]
 
@@ -37,8 +38,13 @@ async def load_thread(reader: Reader, question: q.LoadThread) -> list[JournalRow
         return []
     rows: list[JournalRow] = []
     digest = ""
+    former: LogRow | None = None
     stored = reader.stream(question.session, question.thread_id, question.first, question.last, Column.JOURNAL)
     async for row in stored:
+        if former is not None and (former.at, former.journal) == (row.at, row.journal):
+            # The same once more says nothing (C82). What says something else changes the digest.
+            continue
+        former = row
         if row.journal:
             digest = chained(digest, row.journal)
             journal = await reader.bodies.open_column(question.session, row.journal)

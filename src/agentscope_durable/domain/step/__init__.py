@@ -18,7 +18,7 @@ from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.finish import next_in_queue
 from agentscope_durable.domain.frame import chained
-from agentscope_durable.domain.lease import owned
+from agentscope_durable.domain.lease import check_native, owned
 from agentscope_durable.domain.step import progress, tools, waits
 from agentscope_durable.domain.step.commit import Commit, receipt
 from agentscope_durable.domain.step.end import end_of_run
@@ -62,8 +62,7 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
     if c.end is not None or c.answers:
         _require_calls(draft, c, active.turn)
-    if c.checkpoint and not c.journal:
-        raise InvalidRequest("a checkpoint carries native state; without it the former one stands", path="journal")
+    check_native(c, active)
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
     state = active.turn

@@ -9,7 +9,7 @@ from agentscope_durable.contracts.change import Change
 from agentscope_durable.contracts.commands import CommitStep, RunEnd, RunEndKind
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition
 from agentscope_durable.contracts.records import Failure, Recovery, Result, RunState, ThreadHead, TurnRecord, TurnState
-from agentscope_durable.contracts.status import RunStatus, TurnStatus
+from agentscope_durable.contracts.status import RunStatus, SettledBy, TurnStatus
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.domain.change import Draft
 from agentscope_durable.domain.control import paused
@@ -57,7 +57,8 @@ def end_of_run(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, sta
 
     if kind is RunEndKind.CANCELLED:
         return _keep_for_settlement(draft, c, record, active, state)
-    thread = release(draft, active, c.thread_id, settled=kind is RunEndKind.COMPLETED)
+    completed = SettledBy.COMPLETED if kind is RunEndKind.COMPLETED else None
+    thread = release(draft, active, c.thread_id, settled=completed)
     if kind is RunEndKind.COMPLETED:
         state = lose_local_tools(draft, record, state, settling=True)
         state = replace(
