@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Fenced,
         Forbidden,
         FormatError,
+        HasHistory,
         HostClosed,
         Incompatible,
         InputSettled,
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
         LimitExceeded,
         MissingExtra,
         Misuse,
+        NoCheckpointCodec,
         NoExecutionConfiguration,
         NotADatabase,
         NotFinished,
         NotFound,
         NotStarted,
+        PositionConflict,
         Rejected,
         RequestConflict,
         Retry,
@@ -99,12 +102,15 @@ if TYPE_CHECKING:
         ReplayRule,
         ResourceStatus,
         RunStatus,
+        SettledBy,
         StepPhase,
         StepStatus,
         TurnStatus,
         WaitKind,
     )
     from agentscope_durable.contracts.views import (
+        CheckpointPage,
+        CheckpointView,
         CommandReceipt,
         InteractionView,
         ModelCallView,
@@ -142,6 +148,8 @@ __all__ = [
     "Audio",
     "Base64",
     "Cancelled",
+    "CheckpointPage",
+    "CheckpointView",
     "Closed",
     "CommandReceipt",
     "Committed",
@@ -175,6 +183,7 @@ __all__ = [
     "FunctionExecutor",
     "Harness",
     "HarnessResolver",
+    "HasHistory",
     "HostClosed",
     "HostOperations",
     "HostView",
@@ -197,12 +206,14 @@ __all__ = [
     "Misuse",
     "ModelCallView",
     "ModelStatus",
+    "NoCheckpointCodec",
     "NoExecutionConfiguration",
     "NotADatabase",
     "NotFinished",
     "NotFound",
     "NotStarted",
     "Page",
+    "PositionConflict",
     "PreviewStarted",
     "PublicEvent",
     "Reason",
@@ -224,6 +235,7 @@ __all__ = [
     "SessionStreamEvent",
     "SessionSizeView",
     "SessionView",
+    "SettledBy",
     "SnapshotReset",
     "StallPage",
     "StallView",
@@ -266,10 +278,11 @@ _HOMES = {
     "assembly": "LocalBackend",
     "contracts.errors": (
         "AgentFactoryError AlreadyDecided Closed Conflict CorruptRecord CursorExpired DefinitionConflict"
-        " DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HostClosed"
+        " DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory HostClosed"
         " Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
-        " MissingExtra Misuse NoExecutionConfiguration NotADatabase NotFinished NotFound NotStarted Rejected"
-        " RequestConflict Retry RevisionConflict SnapshotTooLarge StoreBusy StoreFull StoreReadOnly Terminal TooLarge"
+        " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotFinished NotFound NotStarted"
+        " PositionConflict Rejected RequestConflict Retry RevisionConflict SnapshotTooLarge StoreBusy StoreFull"
+        " StoreReadOnly Terminal TooLarge"
         " TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
         " WaitTimeout WrongLoop"
     ),
@@ -282,11 +295,12 @@ _HOMES = {
     "contracts.options": "EventDeltaType EventStreamOptions",
     "contracts.status": (
         "Actor ExecutionKind ExecutionState InteractionKind InteractionState ModelStatus ReasonKind ReplayRule"
-        " ResourceStatus RunStatus StepPhase StepStatus TurnStatus WaitKind"
+        " ResourceStatus RunStatus SettledBy StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
-        "CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView SessionSizeView SessionView StallPage"
-        " StallView StepView StoreView ThreadView ToolView TurnView Waiting WatchView"
+        "CheckpointPage CheckpointView CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView"
+        " SessionSizeView SessionView StallPage StallView StepView StoreView ThreadView ToolView TurnView Waiting"
+        " WatchView"
     ),
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",

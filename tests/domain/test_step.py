@@ -329,6 +329,7 @@ def test_a_call_tells_where_it_came_from_and_where_its_result_went_in() -> None:
     command = second.step_command(
         journal=b"[]",
         checkpoint=True,
+        base=True,
         steps=(second.fact(1, StepPhase.APPLYING_RESULTS),),
         tools=(c.ToolCommit(call_id="c1", state=S.COMPLETED, applied=True),),
     )

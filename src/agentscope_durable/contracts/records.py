@@ -305,11 +305,13 @@ class CheckpointRecord(_Record, frozen=True):
         base_at: the rows from here to the position rebuild the state.
         digest: over those rows.
         writer: version of the library that wrote the state.
+        through: position of the last commit of what left it: private resources of the Thread are as of then.
         turn_id: the Turn that ended here, "" for a copy.
         source: what a restored or forked position is a copy of.
     """
 
     base_at: int
+    through: int
     digest: str
     writer: str
     created_ms: int

@@ -268,6 +268,7 @@ def _install(
     stands_at = at if native.journal else 0
     record = CheckpointRecord(
         base_at=at,
+        through=at,
         digest=digest,
         writer=native.writer,
         created_ms=draft.now_ms,

@@ -385,6 +385,7 @@ def release(draft: Draft, active: ThreadHead, thread_id: str, *, settled: Settle
             keys.checkpoint(thread_id, active.checkpoint_at),
             CheckpointRecord(
                 base_at=active.base_at,
+                through=active.position,
                 digest=active.digest,
                 writer=active.writer or thread.writer,
                 created_ms=draft.now_ms,
