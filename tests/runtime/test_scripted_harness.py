@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.identity import ThreadKey
+from agentscope_durable.contracts.journal import CheckpointRow, Field
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.harness_adapter import HarnessAdapterContract
 from agentscope_durable.testing.ledger import EffectLedger
-from agentscope_durable.testing.scripted_harness import ScriptedHarness, final, local, say, think
+from agentscope_durable.testing.scripted_harness import PROGRAM, ScriptedHarness, final, local, owner_of, say, think
 
 
 class TestScriptedHarness(HarnessAdapterContract):
@@ -35,6 +38,13 @@ class TestScriptedHarness(HarnessAdapterContract):
 
     def effects(self, kind: str) -> int:
         return self.ledger.count(kind)
+
+    def owner_in(self, rows: Sequence[CheckpointRow]) -> str:
+        [program] = [row.json for row in rows if isinstance(row, Field) and row.name == PROGRAM]
+        return msgspec.json.decode(program)["owner"]
+
+    def owner_named(self, thread: ThreadKey) -> str:
+        return owner_of(thread)
 
 
 def test_a_ledger_in_a_file_is_shared(tmp_path: Path) -> None:

@@ -16,16 +16,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.commands import CommitStep, ReconcileTool, RunEnd, StepReceipt
-from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.journal import CheckpointRow
+from agentscope_durable.contracts.errors import CorruptRecord, Incompatible
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey
+from agentscope_durable.contracts.journal import Base, Block, CheckpointRow, JournalBatch
+from agentscope_durable.contracts.questions import LoadCheckpoint, LoadThread
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState, ModelStatus, TurnStatus, WaitKind
 from agentscope_durable.spi.backend import SessionBackend
-from agentscope_durable.spi.checkpoint import NativeBaseline
+from agentscope_durable.spi.checkpoint import JournalRow, NativeBaseline, StoredCheckpoint
 from agentscope_durable.spi.harness import (
     Abandoned,
     HarnessAdapter,
@@ -140,6 +145,14 @@ class HarnessAdapterContract:
         """How many requests (`model`) or local tool calls (`tool`) really happened so far."""
         raise NotImplementedError
 
+    def owner_in(self, rows: Sequence[CheckpointRow]) -> str:
+        """What the native state of these rows, which are a whole one, says of whose it is."""
+        raise NotImplementedError
+
+    def owner_named(self, thread: ThreadKey) -> str:
+        """What a native state says when it is this Thread's."""
+        raise NotImplementedError
+
     @pytest.fixture
     def backend(self) -> SessionBackend:
         raise NotImplementedError
@@ -249,6 +262,109 @@ class HarnessAdapterContract:
                 session = runtime.get_session(key)
                 (turn,) = (await session.list_turns()).items
                 assert turn.recovery is None, f"a failure was recorded after commit {at}"
+
+    # ---- restorable ----
+
+    async def _settled(self, backend: SessionBackend) -> tuple[Any, list[NativeBaseline]]:
+        """A Thread after two Turns, with a host that runs it, and its settled baselines."""
+        key = ThreadKey(SessionKey("contract", "restorable"), MAIN_THREAD_ID)
+        async with self.open_host(self.make_adapter()) as runtime:
+            session = await runtime.create_session(key.session, self.definition)
+            await runtime.start()
+            for request_id in ("r1", "r2"):
+                assert await session.call(request_id, self.text, SECONDS)
+            thread = session.main_thread()
+            positions = [checkpoint.position for checkpoint in await thread.checkpoints()]
+        return key, [await self._baseline(backend, key, position) for position in positions]
+
+    @staticmethod
+    async def _baseline(backend: SessionBackend, thread: ThreadKey, position: str) -> NativeBaseline:
+        at = stream_position(thread, position)
+        stored: StoredCheckpoint = await backend.query(
+            LoadCheckpoint(session=thread.session, thread_id=thread.thread_id, at=at), audience=Audience.HOST
+        )
+        rows = await backend.query(
+            LoadThread(
+                session=thread.session,
+                thread_id=thread.thread_id,
+                first=stored.base_at,
+                last=at,
+                digest=stored.digest,
+            ),
+            audience=Audience.HOST,
+        )
+        return NativeBaseline(
+            source=thread, target=thread, binding=stored.binding, writer=stored.writer, rows=tuple(rows)
+        )
+
+    async def test_restorable_a_baseline_is_whole_and_nothing_is_run_for_it(self, backend: SessionBackend) -> None:
+        """Restorable: the rows begin with a base, rebuild the same state, and cost no model and no tool."""
+        _, baselines = await self._settled(backend)
+        effects = self.effects("model"), self.effects("tool")
+        adapter = self.make_adapter()
+        assert len(baselines) == 2
+        made = [tuple(adapter.restore(baseline)) for baseline in baselines]
+        for baseline, rows in zip(baselines, made, strict=True):
+            assert isinstance(rows[0], Base)
+            assert tuple(self.make_adapter().restore(baseline)) == rows, "the same baseline gives the same rows"
+            alone = replace(baseline, rows=(JournalRow(7, JournalBatch(6, (), rows, base=True).encode()),))
+            assert tuple(adapter.restore(alone)) == rows, "the rows alone are the state"
+        assert made[0] != made[1]
+        assert (self.effects("model"), self.effects("tool")) == effects
+
+    async def test_restorable_and_the_next_turn_can_use_it(self, backend: SessionBackend) -> None:
+        """Restorable: a Thread that was restored, and one that was forked, run their next Turn."""
+        key, _ = await self._settled(backend)
+        async with self.open_host(self.make_adapter()) as runtime:
+            await runtime.start()
+            session = runtime.get_session(key.session)
+            thread = session.main_thread()
+            page = await thread.checkpoints()
+            branch = await thread.fork(page.items[0].position, ThreadKey(key.session, "branch"), "fork")
+            await thread.restore(page.items[0].position, page.current, "restore")
+            for request_id, one in (("r3", thread), ("r4", branch)):
+                assert await one.call(request_id, self.text, SECONDS)
+                assert (await (await one.submit(request_id, self.text)).status()).status is TurnStatus.COMPLETED
+
+    async def test_rebound_to_the_thread_that_gets_it(self, backend: SessionBackend) -> None:
+        """Rebound: for another Thread the state names that one; for its own it is left as it was."""
+        key, baselines = await self._settled(backend)
+        adapter = self.make_adapter()
+        other = ThreadKey(SessionKey("contract", "another session"), "branch")
+        same, forked = adapter.restore(baselines[0]), adapter.restore(replace(baselines[0], target=other))
+        assert self.owner_in(same) == self.owner_named(key)
+        assert self.owner_in(forked) == self.owner_named(other) != self.owner_named(key)
+        back = NativeBaseline(
+            source=other,
+            target=key,
+            binding=baselines[0].binding,
+            writer=baselines[0].writer,
+            rows=(JournalRow(1, JournalBatch(0, (), tuple(forked), base=True).encode()),),
+        )
+        assert tuple(adapter.restore(back)) == tuple(same), "nothing else was changed"
+
+    async def test_checked_what_cannot_be_continued_is_refused(self, backend: SessionBackend) -> None:
+        """Checked: damaged rows and another state version are said to be that, and nothing else is raised."""
+        _, baselines = await self._settled(backend)
+        adapter, good = self.make_adapter(), baselines[0]
+        first, *others = good.rows
+        damaged = {
+            "no rows": (),
+            "without their base": tuple(others),
+            "no batch": (JournalRow(first.at, b"{}"), *others),
+            "an empty base": (JournalRow(first.at, JournalBatch(first.at - 1, (), (Base(),), base=True).encode()),),
+            "a hole": (
+                JournalRow(
+                    first.at,
+                    JournalBatch(first.at - 1, (), (Base(), Block(3, 0, msgspec.Raw(b"{}"))), base=True).encode(),
+                ),
+            ),
+        }
+        for what, rows in damaged.items():
+            with pytest.raises(CorruptRecord):
+                pytest.fail(f"{what}: {adapter.restore(replace(good, rows=rows))}")
+        with pytest.raises(Incompatible):
+            adapter.restore(replace(good, binding=replace(good.binding, state_version="another")))
 
 
 class _CancelledAt(CutAdapter):

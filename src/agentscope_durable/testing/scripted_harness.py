@@ -453,7 +453,7 @@ class _State:
 
     def baseline(self, owner: str) -> tuple[CheckpointRow, ...]:
         """All of it, as the state of a Thread that no Turn has begun on."""
-        if not self._has_base:
+        if not self._has_base or not self.program.owner:
             raise CorruptRecord("native state", "a scripted agent's state", "there is none")
         self.program = _Program(owner=owner)
         self._has_base = False

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from agentscope.tool import Toolkit
 from agentscope.workspace import LocalWorkspace
 
 from agentscope_durable.adapters.agentscope import STATE_VERSION, AgentBuilder, AgentScopeAdapter, ToolBinding, library
+from agentscope_durable.adapters.agentscope.native import native_session_id
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import AgentFactoryError, Incompatible, MissingExtra
-from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.journal import JournalBatch, JournalEventType
+from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.journal import CheckpointRow, Field, JournalBatch, JournalEventType
 from agentscope_durable.contracts.options import EventDeltaType
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary
 from agentscope_durable.executors.function import FunctionExecutor
@@ -479,6 +480,13 @@ class TestAgentScopeAdapter(HarnessAdapterContract):
 
     def effects(self, kind: str) -> int:
         return self.ledger.count("model/request" if kind == "model" else kind)
+
+    def owner_in(self, rows: Sequence[CheckpointRow]) -> str:
+        [owner] = [row.json for row in rows if isinstance(row, Field) and row.name == "session_id"]
+        return json.loads(bytes(owner))
+
+    def owner_named(self, thread: ThreadKey) -> str:
+        return native_session_id(thread)
 
 
 @pytest.mark.spec("AS-01", "AS-30", "EV-14")
