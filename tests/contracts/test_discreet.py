@@ -23,8 +23,9 @@ SHOWN = frozenset(
     after agent answers applied arguments_digest cancel chain child classes commands created_at current cursor
     dead declined definition_version definitions delivery digest directory evidence evidence_ref finish_reason
     finished_reason flag harness high_watermark hints id input_kind item key keys kind klass last_step lost_run
-    media_type model name names namespace operation outcome owner owners partition pause permission prefix
-    reason recovery refused resolved_harnesses resumed_from role route routes served signals state state_version
+    media_type model name names namespace operation outcome owner owners partition pause permission position prefix
+    reason recovery refused resolved_harnesses restored_from resumed_from role route routes served signals state
+    state_version
     stream turn type types unready value version what writer RequestRecord.arguments ToolBinding.description
     Change.puts Records.ranges
     """.split()
