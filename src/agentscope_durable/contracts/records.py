@@ -34,7 +34,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev4"
+STORAGE_REVISION = "8.dev5"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
