@@ -349,6 +349,9 @@ def _session_mark(session: SessionKey) -> str:
     return hashlib.sha256(name).hexdigest()[:12]
 
 
+_OTHER_CURSOR = re.compile(r"e(?!1$)[0-9]{1,9}", re.ASCII)
+
+
 def cursor_of(session: SessionKey, sequence: int) -> str:
     """An opaque position in a Session's timeline; 0 is before the first event."""
     return f"e1-{_session_mark(session)}-{sequence}"
@@ -363,6 +366,8 @@ def sequence_of(session: SessionKey, cursor: str | None) -> int:
     if cursor is None:
         return 0
     parts = cursor.split("-") if isinstance(cursor, str) else []
+    if len(parts) == 3 and _OTHER_CURSOR.fullmatch(parts[0]):
+        raise InvalidCursor(f"an event cursor of version {parts[0][1:]}; this release reads version 1", path="cursor")
     if len(parts) != 3 or parts[0] != "e1" or not parts[2].isascii() or not parts[2].isdigit() or len(parts[2]) > 18:
         raise InvalidCursor("this is not an event cursor", path="cursor")
     if parts[1] != _session_mark(session):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,10 +27,15 @@ class ToolResult(Discreet, frozen=True, kw_only=True, omit_defaults=True):
     reason: Words | None = None
 
 
+NOTICE_VERSION: Final = 1
+"""Of what hosts tell each other. A change that an older reader would take for something else gets the next number."""
+
+
 class HostNotice(msgspec.Struct, frozen=True, array_like=True):
     """What a host publishes with its lease.
 
     Attributes:
+        version: how the rest is written; of another version than NOTICE_VERSION nothing else is read (PT-10).
         classes: ready classes it serves.
         routes: executor routes it serves.
         draining: it claims nothing new.
@@ -40,6 +45,7 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
         parallelism: Turns it has in hand at once at most; 0 when it runs none, or did not say.
     """
 
+    version: int = NOTICE_VERSION
     classes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     draining: bool = False
@@ -51,3 +57,24 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
     def serves(self, klass: str, name: str) -> bool:
         """Whether it runs, or may come to run, this ready class of the definition of that name."""
         return klass in self.classes or (name in self.names and klass not in self.declined)
+
+
+_notice: Final = msgspec.json.Decoder(HostNotice)
+
+
+def read_notice(published: bytes) -> HostNotice:
+    """What a host published. Nothing, or another version: then it serves nothing as far as anybody here can tell."""
+    if not published:
+        return HostNotice()
+    try:
+        notice = _notice.decode(published)
+        if notice.version == NOTICE_VERSION:
+            return notice
+    except msgspec.DecodeError:
+        pass
+    try:
+        found: object = msgspec.json.decode(published)
+    except msgspec.DecodeError:
+        found = None
+    version: object = found[0] if isinstance(found, list) and found else 0
+    return HostNotice(version=version if isinstance(version, int) else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.backend.queries.pages import cut_rows, one_more, page_limit, position_of
@@ -13,7 +12,7 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey, TurnKey
 from agentscope_durable.contracts.records import Binding, ThreadRecord, TurnRecord, TurnRef, decode
-from agentscope_durable.contracts.results import HostNotice
+from agentscope_durable.contracts.results import NOTICE_VERSION, HostNotice, read_notice
 from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.contracts.views import LeaseView, Page, TurnView, Waiting
 from agentscope_durable.domain.turn import due_ms
@@ -21,8 +20,6 @@ from agentscope_durable.domain.turn_view import NEXT_ACTION, turn_view
 from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, Records
 
 __all__ = ["find_turn", "get_turn", "host_notice", "list_turns", "turn_view_now"]
-
-_notice = msgspec.json.Decoder(HostNotice)
 
 
 async def get_turn(reader: Reader, question: q.GetTurn) -> TurnView:
@@ -106,12 +103,13 @@ async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms:
         action = f"Start a host whose agent library is version {writer}, which wrote the state of this Turn."
         return Waiting(kind=WaitKind.DEFINITION_MISSING, id=f"{name} ({writer})", since_ms=since_ms, next_action=action)
     kind = WaitKind.DEFINITION_MISSING if alive and not serving else WaitKind.HOST
-    return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=NEXT_ACTION[kind])
+    action = NEXT_ACTION[kind]
+    foreign = sorted({notice.version for notice in alive} - {NOTICE_VERSION})
+    if foreign:
+        action += f" A host tells what it serves in version {foreign[-1]}; this release reads version {NOTICE_VERSION}."
+    return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=action)
 
 
 def host_notice(owner: OwnerLease) -> HostNotice:
-    """What a host published; a host that published nothing readable serves nothing as far as we can tell."""
-    try:
-        return _notice.decode(owner.value)
-    except msgspec.DecodeError:
-        return HostNotice()
+    """What a host published with its lease."""
+    return read_notice(owner.value)
