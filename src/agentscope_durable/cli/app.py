@@ -1,0 +1,77 @@
+"""The commands put together, and how one of them ends: an answer, or an error from the table and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentscope_durable.cli import controls, events, sessions, turns
+from agentscope_durable.cli.extra import UsageError, typer
+from agentscope_durable.cli.output import visible
+from agentscope_durable.contracts.errors import DurableError, InvalidRequest, to_wire
+
+__all__ = ["INTERRUPTED", "app", "run"]
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl+C, as shells have it."""
+
+app = typer.Typer(
+    name="durable",
+    help="Look at a store of agentscope-durable, control its Turns, and find out why one does not advance.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for part in (sessions, events, turns, controls):
+    part.add(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    _speak_utf8()
+    as_json = "--json" in arguments
+    try:
+        code = app(list(arguments) or ["--help"], prog_name="durable", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except DurableError as error:
+        return _failed(error, as_json)
+    except UsageError as error:
+        said: Any = getattr(error, "format_message", None)
+        reason = str(error) if said is None else str(said())
+        return _failed(InvalidRequest(reason.strip().rstrip(".")), as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read this has read enough. Nothing can be said to them any more, not even at the end of the process.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _failed(error: DurableError, as_json: bool) -> int:
+    """Say what is wrong, to which id, and what to do; the code says whose move it is."""
+    if as_json:
+        told = {**to_wire(error), "advice": error.advice, "exitCode": error.exit_code}
+        request = getattr(error, "request", None)
+        if request is not None:
+            told["requestId"] = request
+        sys.stderr.write(msgspec.json.encode({"error": told}).decode() + "\n")
+    else:
+        sys.stderr.write(f"error: {visible(str(error))}\n")
+    return error.exit_code
+
+
+def _speak_utf8() -> None:
+    """What is stored is Unicode, whatever this terminal's locale says."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8", errors="backslashreplace")
