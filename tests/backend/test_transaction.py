@@ -74,7 +74,16 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
     questions = {audience: set[str]() for audience in Audience}
     for kind, answer in ANSWERS.items():
         questions[answer.audience].add(kind.__name__)
-    assert questions[Audience.HOST] == {"LoadThread", "LoadCheckpoint", "OpenWork"}
+    assert questions[Audience.HOST] == {
+        "LoadThread",
+        "LoadCheckpoint",
+        "OpenWork",
+        "GetWorkspace",
+        "GetEntry",
+        "ListEntries",
+        "GetContent",
+        "EntriesAt",
+    }
     assert questions[Audience.OPERATOR] == {
         "FindTurn",
         "ListAllSessions",

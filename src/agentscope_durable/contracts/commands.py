@@ -307,6 +307,28 @@ class CustomEvent(msgspec.Struct, frozen=True, rename="camel"):
     value: Body
 
 
+class EntryCommit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of the Thread's workspace as a commit leaves it.
+
+    Attributes:
+        path: names of its namespace, and its key.
+        expected: version it has now; 0: there is none.
+        version: its new version, above every earlier one; 0: it is removed.
+        number: of its content, unused so far; with `content` None one that is stored already.
+        size: bytes of the content's JSON.
+        content: its value; None: it has the content of that number again.
+        modified_ms: when that content was made; 0: now.
+    """
+
+    path: tuple[str, ...]
+    expected: int
+    version: int = 0
+    number: int = 0
+    size: int = 0
+    content: Body | None = None
+    modified_ms: int = 0
+
+
 class RunEndKind(StrEnum):
     SUSPENDED = "suspended"
     """Parked: something outside must happen first."""
@@ -352,6 +374,7 @@ class CommitStep(OwnerCommand, frozen=True, tag="commit_step"):
         answers: interactions whose answer this checkpoint contains.
         signals: wait keys consumed by this checkpoint.
         waits: wait conditions opened by this commit.
+        workspace: entries of the Thread's workspace that change with it, in order.
     """
 
     expected_position: int
@@ -372,6 +395,7 @@ class CommitStep(OwnerCommand, frozen=True, tag="commit_step"):
     signals: tuple[str, ...] = ()
     waits: tuple[WaitCondition, ...] = ()
     events: tuple[CustomEvent, ...] = ()
+    workspace: tuple[EntryCommit, ...] = ()
     end: RunEnd | None = None
 
 

@@ -37,6 +37,8 @@ __all__ = [
     "DefinitionConflict",
     "DigestMismatch",
     "DurableError",
+    "EntryBusy",
+    "EntryConflict",
     "ErrorCode",
     "ErrorRow",
     "EventGap",
@@ -418,6 +420,19 @@ class InputsChanged(Conflict):
         super().__init__(f"the inputs of turn {turn_id!r} changed before they were applied")
 
 
+class EntryConflict(Conflict):
+    """The workspace entry has another version than the one the caller saw."""
+
+    advice = "Get the entry and decide again"
+
+    def __init__(self, key: str, *, expected: int, actual: int) -> None:
+        self.key: str = key
+        # 0: there is no such entry.
+        self.expected: int = expected
+        self.actual: int = actual
+        super().__init__(f"workspace entry {key!r} has version {actual}, not {expected}")
+
+
 class Terminal(Rejected):
     """The Turn has ended; no control changes it any more (CT-15, CT-24)."""
 
@@ -727,6 +742,18 @@ class Unavailable(Retry):
         # A wait worth trying; None: the caller's own backoff.
         self.retry_after_ms: int | None = retry_after_ms
         super().__init__(reason)
+
+
+class EntryBusy(Unavailable):
+    """Another tool call that is under way has written the workspace entry; it becomes true with that call's result."""
+
+    http_status = 409
+    advice = "Write it when that call has ended, or let one call do both"
+
+    def __init__(self, key: str, call_id: str) -> None:
+        self.key: str = key
+        self.call_id: str = call_id
+        super().__init__(f"workspace entry {key!r} is being written by tool call {call_id!r}")
 
 
 class HostClosed(Unavailable):

@@ -53,6 +53,11 @@ def escape(identifier: str) -> str:
     return identifier.replace("%", "%25").replace("/", "%2F")
 
 
+def unescape(part: str) -> str:
+    """The identifier that `escape` wrote."""
+    return part if "%" not in part else part.replace("%2F", "/").replace("%25", "%")
+
+
 def _ordinal(number: int) -> str:
     return f"{number:012d}"
 
@@ -176,3 +181,40 @@ OBJECTS = "object/"
 
 def policy(key: str) -> str:
     return f"policy/{escape(key)}"
+
+
+def workspace(thread_id: str) -> str:
+    return f"workspace/{escape(thread_id)}"
+
+
+def entry(thread_id: str, path: tuple[str, ...]) -> str:
+    """An entry of the Thread's workspace; its namespace is a prefix of its key."""
+    return entries(thread_id, path[:-1]) + escape(path[-1])
+
+
+def entries(thread_id: str, namespace: tuple[str, ...] = ()) -> str:
+    return "".join((f"entry/{escape(thread_id)}/", *(f"{escape(name)}/" for name in namespace)))
+
+
+def entry_path(key: str) -> tuple[str, ...]:
+    """The path of an entry, from its key or from that of a former version."""
+    kind, _, *names = key.split("/")
+    return tuple(unescape(name) for name in (names[1:] if kind == "former" else names))
+
+
+def content(thread_id: str, number: int) -> str:
+    return f"content/{escape(thread_id)}/{_ordinal(number)}"
+
+
+def former(thread_id: str, at: int, path: tuple[str, ...]) -> str:
+    """What stood at a path until the commit at a stream position."""
+    return f"former/{escape(thread_id)}/{_ordinal(at)}/" + "/".join(map(escape, path))
+
+
+def formers(thread_id: str) -> str:
+    return f"former/{escape(thread_id)}/"
+
+
+def formers_after(thread_id: str, at: int) -> str:
+    """Below this key stands what commits up to `at` took the place of, above it what later ones did."""
+    return f"former/{escape(thread_id)}/{_ordinal(at)}0"

@@ -208,3 +208,47 @@ class OpenWork(Question, frozen=True, tag="open_work"):
 
     thread_id: str
     turn_id: str
+
+
+class GetWorkspace(Question, frozen=True, tag="get_workspace"):
+    """What a Thread's workspace holds, counted."""
+
+    thread_id: str
+
+
+class GetEntry(Question, frozen=True, tag="get_entry"):
+    """An entry of a Thread's workspace with its content, None when there is none."""
+
+    thread_id: str
+    path: tuple[str, ...]
+
+
+class ListEntries(Question, frozen=True, tag="list_entries"):
+    """Entries under a namespace, at any depth, in order of their paths, without their contents.
+
+    Attributes:
+        after: path of the last entry seen; () for the beginning. There are no more when fewer than `limit` come.
+    """
+
+    thread_id: str
+    namespace: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    limit: int = 100
+
+
+class GetContent(Question, frozen=True, tag="get_content"):
+    """A content by its number: what an entry has, or had at a settled position."""
+
+    thread_id: str
+    number: int
+
+
+class EntriesAt(Question, frozen=True, tag="entries_at"):
+    """All entries of a workspace as of a settled position of its Thread, without their contents (CK-07).
+
+    Attributes:
+        at: stream position of the checkpoint; 0 is before the first.
+    """
+
+    thread_id: str
+    at: int

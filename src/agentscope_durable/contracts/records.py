@@ -509,6 +509,41 @@ class LateFact(_Record, frozen=True):
     filed_ms: int
 
 
+class WorkspaceRecord(_Record, frozen=True):
+    """What a Thread's workspace holds, counted.
+
+    Attributes:
+        entries, size: entries, and bytes of their values.
+        numbers: contents numbered so far.
+        floor: highest version of an entry that is gone; its owner lets a new entry begin above it.
+    """
+
+    entries: int = 0
+    size: int = 0
+    numbers: int = 0
+    floor: int = 0
+
+
+class EntryRecord(_Record, frozen=True):
+    """An entry as one commit left it. Its value stands by itself under the number.
+
+    Attributes:
+        version: rises with every change of this entry.
+        number: the content, counted over the workspace; never used again for another one.
+        size: bytes of the content's JSON.
+        modified_ms: when that content was made.
+        at: stream position of the commit that put it here.
+        author: the Turn of that commit, or the restore. Only what an earlier one left behind can be restored.
+    """
+
+    version: int
+    number: int
+    size: int
+    modified_ms: int
+    at: int
+    author: str
+
+
 # ---- private facts: one tagged array per fact, in the `private` column of a log row ----
 
 

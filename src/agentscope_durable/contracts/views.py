@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.status import (
@@ -531,3 +532,30 @@ class CheckpointPage(Page, frozen=True):
     """
 
     current: str | None = None
+
+
+class WorkspaceView(View, frozen=True):
+    """What a Thread's workspace holds, counted. See `contracts.records.WorkspaceRecord`."""
+
+    entries: int = 0
+    size_bytes: int = 0
+    numbers: int = 0
+    floor: int = 0
+
+
+class EntryView(View, frozen=True):
+    """An entry of a Thread's workspace.
+
+    Attributes:
+        path: names of its namespace, and its key.
+        version: rises with every change of this entry.
+        number: says which content it has: within a workspace the same number is the same content.
+        content: its value; None in a listing.
+    """
+
+    path: tuple[str, ...]
+    version: int
+    number: int
+    size_bytes: int
+    modified_at_ms: int
+    content: Body | None = None

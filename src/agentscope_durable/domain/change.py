@@ -95,6 +95,10 @@ class Draft:
         data = self._puts[key] if key in self._puts else self.view.get(key)
         return None if data is None else decode(kind, data, key=key)
 
+    def has(self, key: str) -> bool:
+        """Whether there is a record, as this draft has already changed it."""
+        return (self._puts[key] if key in self._puts else self.view.get(key)) is not None
+
     def page(self, r: Range, kind: type[S]) -> Iterator[tuple[str, S]]:
         """Records of a range, each as this draft has already changed it."""
         for key, stored in self.view.page(r):

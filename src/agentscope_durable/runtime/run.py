@@ -27,9 +27,16 @@ from agentscope_durable.contracts.errors import (
     Unconfirmed,
 )
 from agentscope_durable.contracts.identity import ThreadKey
-from agentscope_durable.contracts.questions import GetTurn, LoadThread, OpenWork
+from agentscope_durable.contracts.questions import (
+    GetEntry,
+    GetTurn,
+    GetWorkspace,
+    ListEntries,
+    LoadThread,
+    OpenWork,
+)
 from agentscope_durable.contracts.status import ModelStatus, TurnStatus
-from agentscope_durable.contracts.views import TurnView
+from agentscope_durable.contracts.views import EntryView, TurnView, WorkspaceView
 from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.spi.harness import Abandoned, JournalRow, OpenWorkView, RunStart, StopCause
@@ -156,6 +163,24 @@ class LiveRun:
 
     async def open_work(self) -> OpenWorkView:
         return await load_open_work(self._host, self.thread, self._claimed.turn_id)
+
+    async def workspace(self) -> WorkspaceView:
+        thread = self.thread
+        return await self._host.query(GetWorkspace(session=thread.session, thread_id=thread.thread_id))
+
+    async def workspace_entry(self, path: tuple[str, ...]) -> EntryView | None:
+        thread = self.thread
+        return await self._host.query(GetEntry(session=thread.session, thread_id=thread.thread_id, path=path))
+
+    async def workspace_entries(
+        self, namespace: tuple[str, ...], *, after: tuple[str, ...] = (), limit: int = 100
+    ) -> tuple[EntryView, ...]:
+        thread = self.thread
+        return await self._host.query(
+            ListEntries(
+                session=thread.session, thread_id=thread.thread_id, namespace=namespace, after=after, limit=limit
+            )
+        )
 
     async def body(self, value: object) -> Body:
         content = msgspec.json.encode(durable_json.value(value))
@@ -305,6 +330,9 @@ class LiveRun:
 
     async def _file_facts(self, step: CommitStep) -> None:
         """Outcomes and usage that a fenced owner may still report about its own Run (D13)."""
+        if step.workspace:
+            # What a tool wrote did not become true, so what it says of that is none.
+            step = replace(step, tools=())
         claimed = self._claimed
         known = FileFact(
             session=self.thread.session,

@@ -27,6 +27,7 @@ from agentscope_durable.contracts.records import (
     SignalRecord,
 )
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary
+from agentscope_durable.contracts.views import EntryView, WorkspaceView
 from agentscope_durable.spi.checkpoint import JournalRow, NativeBaseline
 from agentscope_durable.spi.live import Preview
 
@@ -134,6 +135,20 @@ class RunContext(Protocol):
         ...
 
     async def open_work(self) -> OpenWorkView: ...
+
+    async def workspace(self) -> WorkspaceView:
+        """What the Thread's workspace holds, counted."""
+        ...
+
+    async def workspace_entry(self, path: tuple[str, ...]) -> EntryView | None:
+        """An entry with its content, as committed; None: there is none."""
+        ...
+
+    async def workspace_entries(
+        self, namespace: tuple[str, ...], *, after: tuple[str, ...] = (), limit: int = 100
+    ) -> tuple[EntryView, ...]:
+        """Entries under a namespace that come after a path, in order of their paths, without their contents."""
+        ...
 
     async def body(self, value: object) -> Body:
         """Encode a JSON value for a commit; large ones are stored as objects first."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, ToolBinding
+from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, RemoteFilesystem, ToolBinding
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
@@ -261,6 +261,99 @@ class Compressing(Scenario):
         return block
 
 
+class Files(Scenario):
+    """AgentScope's own file tools on durable files: written, read, edited; one file is too large for a record."""
+
+    path = "/workspace/src/a.txt"
+    large = "x" * 70_000
+
+    def build(self, binding: Any) -> AgentBuilder:
+        files = RemoteFilesystem(binding.workspace(), ["workspace"])
+        model = self.model(chunk_chars=20_000)
+        return AgentBuilder(name="a", system_prompt="sys", model=model, workspace=files, state=bypass())
+
+    def script(self, messages: list[Any], tools: Any, choice: Any, n: int) -> Any:
+        path = {"file_path": self.path}
+        rounds: list[Any] = [
+            Call("Write", {**path, "content": "one\ntwo\n"}, id="w1"),
+            [
+                Call("Read", path, id="r1"),
+                # Made twice it would be another text.
+                Call("Edit", {**path, "old_string": "one", "new_string": "one one"}, id="e1"),
+                Call("Write", {"file_path": "/workspace/large.txt", "content": self.large}, id="w2"),
+            ],
+            ["done", Do(lambda: self.point("stream:1"))],
+        ]
+        return rounds[rounds_so_far(messages)]
+
+
+class Notes(Scenario):
+    """Middlewares that add a line to an entry wherever the agent passes, and a safe tool that does so too."""
+
+    def build(self, binding: Any) -> AgentBuilder:
+        from agentscope.middleware import MiddlewareBase
+        from agentscope.tool import FunctionTool, Toolkit
+
+        workspace = binding.workspace()
+
+        async def add(place: str) -> str:
+            item = await workspace.get(["notes"], place)
+            lines: list[str] = [] if item is None else item.value
+            await workspace.put(["notes"], place, [*lines, f"line {len(lines) + 1}"])
+            self.point(f"wrote:{place}")
+            return str(len(lines))
+
+        class Notebook(MiddlewareBase):
+            async def on_reply(self, agent: Any, input_kwargs: Any, next_handler: Any) -> Any:  # type: ignore[override]
+                async for event in next_handler(**input_kwargs):
+                    yield event
+                await add("after the reply")
+
+            async def on_reasoning(self, agent: Any, input_kwargs: Any, next_handler: Any) -> Any:  # type: ignore[override]
+                await add("before a round")
+                async for event in next_handler(**input_kwargs):
+                    yield event
+                await add("after a round")
+
+            async def on_acting(self, agent: Any, input_kwargs: Any, next_handler: Any) -> Any:  # type: ignore[override]
+                async for item in next_handler(**input_kwargs):
+                    yield item
+                await add("after a tool")
+
+        async def note() -> str:
+            """note"""
+            return await add("in a tool")
+
+        toolkit = Toolkit(tools=[FunctionTool(note, permission=allow(), is_concurrency_safe=False)])
+        return AgentBuilder(
+            name="a", system_prompt="sys", model=self.model(chunk_chars=50), toolkit=toolkit, middlewares=[Notebook()]
+        )
+
+    def adapter(self) -> AgentScopeAdapter:
+        return AgentScopeAdapter.for_react(self.build, replay_rules={"note": "safe"})
+
+    def script(self, messages: list[Any], tools: Any, choice: Any, n: int) -> Any:
+        return [Call("note", {}, id=f"n{rounds_so_far(messages)}")] if rounds_so_far(messages) < 2 else "done"
+
+
+class Aside(Compressing):
+    """What a compressed conversation puts aside becomes a durable file."""
+
+    def build(self, binding: Any) -> AgentBuilder:
+        described = super().build(binding)
+        described.arguments["offloader"] = None
+        described.workspace = RemoteFilesystem(binding.workspace(), ["workspace"])
+        return described
+
+
+def bypass() -> Any:
+    """A state in which nothing asks."""
+    from agentscope.permission import PermissionContext, PermissionMode
+    from agentscope.state import AgentState
+
+    return AgentState(permission_context=PermissionContext(mode=PermissionMode.BYPASS))
+
+
 def allow() -> Any:
     from agentscope.permission import PermissionBehavior, PermissionDecision
 
@@ -273,4 +366,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "structured": Structured,
     "one_by_one": OneByOne,
     "compressing": Compressing,
+    "files": Files,
+    "notes": Notes,
+    "aside": Aside,
 }

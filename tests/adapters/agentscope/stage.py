@@ -104,6 +104,23 @@ class StageContext:
     async def open_work(self) -> Any:
         return await self._stage.work(self.claimed.turn_id)
 
+    async def workspace(self) -> Any:
+        return await self._stage.ask(q.GetWorkspace(session=self.start.session, thread_id=self.start.thread_id))
+
+    async def workspace_entry(self, path: tuple[str, ...]) -> Any:
+        start = self.start
+        return await self._stage.ask(q.GetEntry(session=start.session, thread_id=start.thread_id, path=path))
+
+    async def workspace_entries(
+        self, namespace: tuple[str, ...], *, after: tuple[str, ...] = (), limit: int = 100
+    ) -> Any:
+        start = self.start
+        return await self._stage.ask(
+            q.ListEntries(
+                session=start.session, thread_id=start.thread_id, namespace=namespace, after=after, limit=limit
+            )
+        )
+
     async def body(self, value: object) -> Body:
         return await self._stage.body(value)
 
@@ -284,6 +301,15 @@ class Stage:
                 )
             ).items
         )
+
+    async def files(self) -> dict[str, Any]:
+        """Value and version of each entry of the Thread's workspace."""
+        question = q.ListEntries(session=self.session, thread_id=self.thread_id, limit=1000)
+        found: dict[str, Any] = {}
+        for listed in await self.ask(question):
+            entry = await self.ask(q.GetEntry(session=self.session, thread_id=self.thread_id, path=listed.path))
+            found["/".join(entry.path)] = [await self.open_body(entry.content), entry.version]
+        return found
 
     async def state(self) -> Any:
         """The native state as it is stored now."""

@@ -40,6 +40,7 @@ SAME = (
     "tasks",
     "groups",
     "messages",
+    "files",
     "open",
     "completed",
 )

@@ -638,12 +638,12 @@ async def test_20_a_stream_that_dies_is_asked_again_as_another_attempt(tmp_path:
     ]
 
 
-def test_a_workspace_is_said_to_come_later() -> None:
+def test_a_binding_of_no_run_says_that_it_has_no_workspace() -> None:
     from agentscope_durable.adapters.agentscope import Binding, RuntimeContext
     from agentscope_durable.contracts.records import Binding as Definition
 
     context = RuntimeContext(user_id="u", session_id="s", thread_id="main", turn_id="t", run_id="r")
     binding = Binding(Definition("a", "1", "x"), context)
-    with pytest.raises(Misuse, match="AgentBuilder a workspace"):
+    with pytest.raises(Misuse, match="belongs to no run"):
         binding.workspace()
     assert not [name for name in dir(binding) if "journal" in name.lower()]

@@ -60,7 +60,7 @@ def test_a_binding_shows_definition_identity_and_workspace_and_no_storage() -> N
     public = {name for name in dir(binding) if not name.startswith("_")}
 
     assert public == {"context", "definition", "workspace"}
-    with pytest.raises(Misuse, match="not available in this release"):
+    with pytest.raises(Misuse, match="belongs to no run"):
         binding.workspace()
 
 

@@ -8,7 +8,9 @@ from agentscope_durable.adapters.agentscope.baseline import AgentScopeCheckpoint
 from agentscope_durable.adapters.agentscope.binding import AgentBuilder, AgentFactory, Binding, RuntimeContext
 from agentscope_durable.adapters.agentscope.context import current_origin, replaying
 from agentscope_durable.adapters.agentscope.executor import AgentScopeToolExecutor
+from agentscope_durable.adapters.agentscope.filesystem import RemoteFilesystem
 from agentscope_durable.adapters.agentscope.tools import ToolBinding, in_thread
+from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace, WorkspaceEntry, WorkspaceItem
 from agentscope_durable.contracts.journal import STATE_VERSION
 from agentscope_durable.spi.executor import ToolError
 
@@ -22,9 +24,13 @@ __all__ = [
     "AgentScopeCheckpoints",
     "AgentScopeToolExecutor",
     "Binding",
+    "DurableWorkspace",
+    "RemoteFilesystem",
     "RuntimeContext",
     "ToolBinding",
     "ToolError",
+    "WorkspaceEntry",
+    "WorkspaceItem",
     "current_origin",
     "in_thread",
     "replaying",

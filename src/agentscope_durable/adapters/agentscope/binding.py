@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from agentscope_durable.adapters.agentscope.context import ORIGIN_KEY, current_origin
+from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts import records
 from agentscope_durable.contracts.discreet import discreet
 from agentscope_durable.contracts.errors import AgentFactoryError, DurableError, Misuse
@@ -72,19 +73,22 @@ class Binding:
         context: where the invocation runs.
     """
 
-    def __init__(self, definition: records.Binding, context: RuntimeContext) -> None:
+    def __init__(
+        self, definition: records.Binding, context: RuntimeContext, workspace: DurableWorkspace | None = None
+    ) -> None:
         self.definition = definition
         self.context = context
+        self._workspace = workspace
 
-    def workspace(self) -> Any:
-        """The Thread's durable workspace.
+    def workspace(self) -> DurableWorkspace:
+        """The Thread's durable workspace: a store of versioned JSON values, and through `RemoteFilesystem` of files.
 
         Raises:
-            Misuse: this release has none yet.
+            Misuse: this binding was made by hand, for no run.
         """
-        raise Misuse(
-            "binding.workspace() is not available in this release: give AgentBuilder a workspace, or an offloader"
-        )
+        if self._workspace is None:
+            raise Misuse("this binding belongs to no run, so it has no workspace")
+        return self._workspace
 
 
 class AgentBuilder:
@@ -95,7 +99,8 @@ class AgentBuilder:
 
     Args:
         structured_schema: model class that the reply's structured output must conform to.
-        workspace: an AgentScope workspace: the offloader, and the source of further tools and skills.
+        workspace: an AgentScope workspace, or a `RemoteFilesystem`: the offloader, and the source of further tools and
+            skills.
     """
 
     def __init__(self, *, structured_schema: Any = None, workspace: Any = None, **arguments: Any) -> None:

@@ -40,6 +40,7 @@ class Compression(msgspec.Struct):
 
 _origin: ContextVar[RunStepOrigin | None] = ContextVar("durable_origin", default=None)
 _replaying: ContextVar[Callable[[], bool] | None] = ContextVar("durable_replaying", default=None)
+_beside: ContextVar[bool] = ContextVar("durable_beside_calls", default=False)
 _compression: ContextVar[Compression | None] = ContextVar("durable_compression", default=None)
 
 
@@ -71,6 +72,16 @@ def _held(variable: ContextVar[T], value: T) -> Generator[None, None, None]:
 
 def in_tool(origin: RunStepOrigin) -> Any:
     return _held(_origin, origin)
+
+
+def beside_calls() -> bool:
+    """Whether what is done now is committed by itself, and not with the result of the tool call it is done in."""
+    return _beside.get()
+
+
+def in_own_commit() -> Any:
+    """While it holds, `beside_calls()`."""
+    return _held(_beside, True)
 
 
 def in_replay(replaying: Callable[[], bool]) -> Any:

@@ -18,6 +18,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import (
     Abandon,
     CommitStep,
+    EntryCommit,
     InteractionCommit,
     MessageOut,
     RunEnd,
@@ -106,6 +107,7 @@ class Increment:
     questions: list[Asked] = field(default_factory=list[Asked])
     answers: list[str] = field(default_factory=list[str])
     inputs: list[int] = field(default_factory=list[int])
+    workspace: list[EntryCommit] = field(default_factory=list[EntryCommit])
     reasoning: int | None = None
     attempt: int | None = None
     end: RunEnd | None = None
@@ -123,6 +125,7 @@ class Increment:
         self.questions += more.questions
         self.answers += more.answers
         self.inputs += more.inputs
+        self.workspace += more.workspace
         self.reasoning = self.reasoning if more.reasoning is None else more.reasoning
         self.attempt = self.attempt if more.attempt is None else more.attempt
         self.end = more.end or self.end
@@ -192,6 +195,7 @@ async def _command(context: RunContext, whole: Increment, writer: str) -> Commit
         interactions=tuple([await _question(context, asked) for asked in whole.questions]),
         inputs=tuple(whole.inputs),
         answers=tuple(whole.answers),
+        workspace=tuple(whole.workspace),
         end=whole.end,
     )
 

@@ -121,7 +121,7 @@ def _inner_class() -> Any:
             if result is None:
                 run.lose_tool(block.id)
                 raise OutcomeUnknown(block.id)
-            await run.end_tool(block.id, result)
+            await run.end_tool(block.id, result, definite=outcome.definite)
             yield tool_response(block.id, result)
 
     return DurableInner

@@ -41,6 +41,7 @@ from agentscope_durable.adapters.agentscope.increments import (
 from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInterrupted
 from agentscope_durable.adapters.agentscope.native import Native
 from agentscope_durable.adapters.agentscope.previews import Previews
+from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind, StepReceipt
 from agentscope_durable.contracts.errors import InputsChanged, Misuse
 from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
@@ -96,6 +97,7 @@ class Invocation:
     Attributes:
         agent: the agent; set once it is built.
         calls: tool calls of the Turn.
+        workspace: what code of the agent reads and writes; its writes become true in this Run's commits.
         models: model calls of the Run.
         previews: what is shown of answers on their way.
         anchor: the state the model was given in the round that is replayed; None otherwise.
@@ -120,6 +122,7 @@ class Invocation:
         channels: Channels,
         rules: Mapping[str, ReplayRule],
         calls: Calls,
+        workspace: DurableWorkspace,
         policy: ModelCallPolicy | None = None,
         observer: ModelRequestObserver | None = None,
     ) -> None:
@@ -128,6 +131,8 @@ class Invocation:
         self.name = name
         self.rules = rules
         self.calls = calls
+        self.workspace = workspace
+        workspace.attach(self)
         self.agent: Any = None
         self.models = ModelCalls(self, observer)
         self.previews = Previews(context)
@@ -228,7 +233,11 @@ class Invocation:
 
     async def commit(self, increment: Increment) -> StepReceipt:
         """Make it true now."""
-        return await self._queue.commit(self._begun(increment))
+        increment = self._begun(increment)
+        handed = self.workspace.handed
+        receipt = await self._queue.commit(increment)
+        self.workspace.landed(handed)
+        return receipt
 
     def _begun(self, increment: Increment) -> Increment:
         if not self._told_start:
@@ -236,6 +245,8 @@ class Invocation:
             start = self.context.start
             begun = entry(JournalEventType.RUN_START, run=start.run_id, turn=start.turn_id, number=start.number)
             increment.entries.insert(0, begun)
+        if not self.interrupted:
+            increment.workspace += self.workspace.hand_over()
         return increment
 
     async def flush(self) -> StepReceipt | None:
@@ -421,6 +432,8 @@ class Invocation:
         self.boundary(Boundary.REASONING)
         anchor, self.anchor = self.anchor, None
         state = self.state
+        # As with the state: what led here was written before, and is written now as it was then.
+        self.workspace.forget()
         self._carry(state, anchor)
         for field in type(state).model_fields:
             # The agent's permission engine holds the present object.
@@ -586,6 +599,7 @@ class Invocation:
             HaltInTool: that did not become true, so it must not run.
         """
         await self._tool_commit(self.calls.start(block, rule))
+        self.workspace.begin_call(block.id, held=rule is ReplayRule.SAFE)
 
     def lose_tool(self, call_id: str) -> None:
         """Say that the outcome of a local tool is not known.
@@ -595,6 +609,7 @@ class Invocation:
         """
         if self._queue.failure is not None:
             raise HaltInTool(self._queue.failure)
+        self.workspace.drop_call(call_id)
         told = self.calls.lose(call_id)
         if told.tools:
             told.steps = self._step_phase(StepPhase.ACTING)
@@ -627,15 +642,25 @@ class Invocation:
                     extra={"turn_id": self.turn_id, "run_id": self.run_id},
                 )
 
-    async def end_tool(self, call_id: str, result: ToolResult) -> None:
-        """Commit what a local tool did, and what it made of the state."""
+    async def end_tool(self, call_id: str, result: ToolResult, *, definite: bool) -> None:
+        """Commit what a local tool did, and what it made of state and workspace.
+
+        Args:
+            definite: the tool came to its own end; otherwise what it wrote and still held back is forgotten.
+        """
+        if not definite:
+            self.workspace.drop_call(call_id)
         if not self.interrupted:
-            await self._tool_commit(self.calls.finish(call_id, result))
+            told = self.calls.finish(call_id, result)
+            told.workspace = self.workspace.end_call(call_id)
+            await self._tool_commit(told)
             return
         # The state is that of an interrupted agent; what the tool did is a fact all the same.
         state = ExecutionState.CANCELLED if result.state == "interrupted" else None
+        told = self.calls.finish(call_id, result, state)
+        told.workspace = self.workspace.end_call(call_id)
         try:
-            _ = await self.commit(self.calls.finish(call_id, result, state))
+            _ = await self.commit(told)
         except (Abandoned, RecordingFailed) as reason:
             raise HaltInTool(reason) from reason
 

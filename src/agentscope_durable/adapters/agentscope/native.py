@@ -48,6 +48,7 @@ class Native:
         based: the store holds a base, so rows may follow.
         answer, answer_at: the stored answer that is not in the state yet, and where it stands.
         stored_bytes: about how much JSON the state is.
+        unbegun: a new Thread's state as its first Turn found it, until something of it is stored.
     """
 
     state: Any = None
@@ -59,6 +60,7 @@ class Native:
     answer: StoredAnswer | None = None
     answer_at: int = 0
     stored_bytes: int = 0
+    unbegun: Any = None
 
     @property
     def live_bytes(self) -> int:
@@ -67,6 +69,7 @@ class Native:
     def rows(self, *, full: bool = False) -> tuple[tuple[CheckpointRow, ...], bool]:
         """What of state and position is not stored yet, counted as stored from now on; and whether it is a base."""
         delta = self.writer.full_check(self.state) if full and self.based else self.writer.delta(self.state)
+        self.unbegun = None
         rows = (*delta.rows, *self.position_writer.rows(self.position, base=delta.base))
         self.based = True
         size = sum(map(row_bytes, rows))
@@ -75,6 +78,12 @@ class Native:
 
     def position_rows(self) -> tuple[tuple[CheckpointRow, ...], bool]:
         """The same without the state, where it has a base already."""
+        if not self.based and self.unbegun is not None:
+            # The Turn may have entered the live state by now, and would enter it again if that were stored before its
+            # first round is (a receipt of a compression is).
+            rows = (*CheckpointWriter().delta(self.unbegun).rows, *self.position_writer.rows(self.position, base=True))
+            self.based, self.unbegun = True, None
+            return rows, True
         if not self.based:
             return self.rows()
         return self.position_writer.rows(self.position, base=False), False
@@ -107,8 +116,10 @@ def new_native(session_id: str, template: Any) -> Native:
     from agentscope.state import AgentState
 
     if template is None:
-        return Native(state=AgentState(session_id=session_id))
-    return Native(state=template.model_copy(deep=True, update={"session_id": session_id}))
+        state = AgentState(session_id=session_id)
+    else:
+        state = template.model_copy(deep=True, update={"session_id": session_id})
+    return Native(state=state, unbegun=state.model_copy(deep=True))
 
 
 def load_native(rows: Sequence[JournalRow], *, installed: str) -> Native:

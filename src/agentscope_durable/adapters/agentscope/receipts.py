@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentscope_durable.adapters.agentscope.context import current_compression
+from agentscope_durable.adapters.agentscope.context import current_compression, in_own_commit
 from agentscope_durable.adapters.agentscope.increments import Increment
 from agentscope_durable.journal.position import AgentExecutionPosition
 
@@ -27,9 +27,7 @@ class Receipts(Protocol):
     @property
     def position(self) -> AgentExecutionPosition: ...
 
-    async def record(self, increment: Increment) -> None: ...
-
-    async def flush(self) -> Any: ...
+    async def commit(self, increment: Increment) -> Any: ...
 
     def position_rows(self) -> Increment: ...
 
@@ -39,10 +37,11 @@ async def once(receipts: Receipts, key: str, do: Callable[[], Awaitable[Any]]) -
     known = receipts.position.receipts.get(key)
     if known is not None:
         return msgspec.json.decode(known)
-    done = await do()
+    with in_own_commit():
+        done = await do()
     receipts.position.receipts[key] = msgspec.Raw(msgspec.json.encode(done))
-    await receipts.record(receipts.position_rows())
-    _ = await receipts.flush()
+    # What was written to the durable workspace becomes true with the receipt.
+    _ = await receipts.commit(receipts.position_rows())
     return done
 
 

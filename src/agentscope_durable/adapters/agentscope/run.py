@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentscope_durable.adapters.agentscope.binding import AgentBuilder, Binding, Factory, RuntimeContext
+from agentscope_durable.adapters.agentscope.agent_workspace import agent_workspace
+from agentscope_durable.adapters.agentscope.binding import Binding, Factory, RuntimeContext
 from agentscope_durable.adapters.agentscope.calls import Calls, unfinished_calls
 from agentscope_durable.adapters.agentscope.classify import leaves
 from agentscope_durable.adapters.agentscope.codec import public_content, user_message
@@ -37,6 +38,7 @@ from agentscope_durable.adapters.agentscope.outer import outer_middleware
 from agentscope_durable.adapters.agentscope.receipts import receipted_offloader
 from agentscope_durable.adapters.agentscope.settle import needs_pairing, pair_calls
 from agentscope_durable.adapters.agentscope.tools import ToolBinding, bind_toolkit
+from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind
@@ -102,6 +104,7 @@ class Run:
         self._run: Invocation = None  # type: ignore[assignment]
         self._agent: Any = None
         self._schema: Any = None
+        self._workspace: DurableWorkspace | None = None
         self._first = True
 
     async def run(self) -> RunEnd | None:
@@ -110,6 +113,9 @@ class Run:
             return await self._go()
         except RecordingFailed as failed:
             raise failed.error from failed
+        finally:
+            if self._workspace is not None:
+                self._workspace.close()
 
     async def _go(self) -> RunEnd | None:
         stopped = self._stopped()
@@ -166,12 +172,14 @@ class Run:
         )
         noted = native.position.directory
         there = await is_there(noted, setup.environment)
+        workspace = self._workspace = DurableWorkspace(self._context)
         described = await setup.factory.describe(
-            Binding(start.binding, runtime), agent_name="" if native.state is None else native.position.agent
+            Binding(start.binding, runtime, workspace), agent_name="" if native.state is None else native.position.agent
         )
         directory = directory_of(described.workspace)
         await check_directory(noted, there, directory, setup.environment)
         arguments = dict(described.arguments)
+        home = agent_workspace(described.workspace)
         template = arguments.pop("state", None)
         imported = False
         if native.state is None:
@@ -180,7 +188,7 @@ class Run:
         native.position.agent = name
         native.position.directory = directory or noted
         toolkit = arguments.pop("toolkit", None) or Toolkit()
-        await _equip(toolkit, described)
+        await _equip(toolkit, home)
         missing = bind_toolkit(toolkit, setup.bindings)
         if missing:
             raise AgentFactoryError(
@@ -196,6 +204,7 @@ class Run:
             channels=setup.channels,
             rules=setup.rules,
             calls=calls,
+            workspace=workspace,
             policy=setup.policy,
             observer=setup.observer,
         )
@@ -203,7 +212,7 @@ class Run:
         invocation.models_may_change = any(
             type(middleware).on_model_call is not MiddlewareBase.on_model_call for middleware in middlewares
         )
-        offloader = arguments.pop("offloader", None) or described.workspace
+        offloader = arguments.pop("offloader", None) or home
         if offloader is not None:
             offloader = receipted_offloader(offloader, invocation)
         arguments["model"] = invocation.models.observed(arguments["model"])
@@ -583,9 +592,8 @@ def _end_of(stop: StopCause) -> RunEnd:
             raise Abandoned
 
 
-async def _equip(toolkit: Any, described: AgentBuilder) -> None:
+async def _equip(toolkit: Any, workspace: Any) -> None:
     """Tools and skills of a workspace, beside the agent's own."""
-    workspace = described.workspace
     if workspace is None:
         return
     basic = toolkit.tool_groups[0]

@@ -38,6 +38,8 @@ R = TypeVar("R")
 COMPRESSION_TOOL: Final = "CompressContext"
 STRUCTURED_TOOL: Final = "GenerateStructuredOutput"
 """Names AgentScope gives to tools of its own."""
+REPLAY_RULE: Final = "durable_replay_rule"
+"""A tool with this attribute says itself whether it may be run again."""
 
 
 class ToolBinding(msgspec.Struct, frozen=True):
@@ -254,6 +256,9 @@ async def replay_rule(tool: Any, arguments: str, declared: Mapping[str, ReplayRu
     name = str(tool.name)
     if name in declared:
         return declared[name]
+    own = getattr(tool, REPLAY_RULE, None)
+    if isinstance(own, ReplayRule):
+        return own
     if tool.is_read_only or _changes_state_only(tool, toolkit):
         return ReplayRule.SAFE
     try:

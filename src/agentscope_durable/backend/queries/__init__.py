@@ -30,6 +30,7 @@ from agentscope_durable.backend.queries import (
     turns,
     watch,
     work,
+    workspace,
 )
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.contracts import questions as q
@@ -80,6 +81,12 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     # What looks over the fence between namespaces.
     q.ListAllSessions: Answer(OPERATOR, sessions.list_all_sessions),
     q.FindTurn: Answer(OPERATOR, turns.find_turn),
+    # The agent's files, for the same host: its owner reads them (WS-02), and they are part of its private checkpoints.
+    q.GetWorkspace: Answer(HOST, workspace.get_workspace),
+    q.GetEntry: Answer(HOST, workspace.get_entry),
+    q.ListEntries: Answer(HOST, workspace.list_entries),
+    q.GetContent: Answer(HOST, workspace.get_content),
+    q.EntriesAt: Answer(HOST, workspace.entries_at),
 }
 """Every question there is."""
 

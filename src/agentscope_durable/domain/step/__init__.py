@@ -24,6 +24,7 @@ from agentscope_durable.domain.step.commit import Commit, receipt
 from agentscope_durable.domain.step.end import end_of_run
 from agentscope_durable.domain.step.progress import only_begins, steps_around
 from agentscope_durable.domain.step.waits import signals_of
+from agentscope_durable.domain.workspace import commit_entries, reads_entries
 
 
 def reads_commit_step(c: CommitStep) -> Reads:
@@ -43,7 +44,8 @@ def reads_commit_step(c: CommitStep) -> Reads:
     wanted.extend(keys.input_(c.turn_id, ordinal) for ordinal in c.inputs)
     wanted.extend(keys.interaction(c.turn_id, interaction) for interaction in c.answers)
     wanted.extend(keys.interaction(c.turn_id, asked.interaction_id) for asked in c.interactions)
-    return Reads(keys=tuple(wanted), ranges=ranges) if wanted or ranges else _NO_READS
+    reads = Reads(keys=tuple(wanted), ranges=ranges) if wanted or ranges else _NO_READS
+    return reads.merged(reads_entries(c.thread_id, c.workspace)) if c.workspace else reads
 
 
 _NO_READS = Reads()
@@ -87,6 +89,8 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
         state = waits.apply_inputs(commit, state)
     if c.waits or c.signals:
         state = waits.wait(commit, state)
+    if c.workspace:
+        commit_entries(draft, c.thread_id, position, c.workspace, turn_id=c.turn_id)
     for event in c.events:
         check_event_type(event.type)
         commit.emit(event.type, Custom(value=event.value))
