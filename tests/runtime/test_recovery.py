@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from agentscope_durable.contracts.status import (
 )
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.harness import RunContext
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
@@ -51,6 +53,21 @@ LEASE_MS = 30_000
 async def submit(runtime, text: str = "a"):
     session = await runtime.create_session(KEY, "agent")
     return await session.submit("r1", text)
+
+
+async def lost_at_its_gate(
+    hosts: Hosts, clock: ManualClock, script: Sequence[Any], ledger: EffectLedger
+) -> DurableTurn:
+    """A Turn whose host is killed at the gate "g", as the next host sees it."""
+    gates = Gates()
+    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    kill(first)
+    clock.advance(LEASE_MS + 1)
+    gates.open("g")
+    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
+    return second.get_session(KEY).get_turn(turn.turn_id)
 
 
 @pytest.mark.spec("RC-01", "RT-02", "RT-09", "RC-02")
@@ -396,16 +413,9 @@ async def test_a_retry_that_came_due_while_all_were_down_runs_once(hosts: Hosts,
 @pytest.mark.spec("RC-23", "RT-47", "MC-08")
 @pytest.mark.parametrize("rule", list(ReplayRule))
 async def test_a_local_tool_lost_with_its_host(hosts: Hosts, clock: ManualClock, rule: ReplayRule) -> None:
-    ledger, gates = EffectLedger(), Gates()
+    ledger = EffectLedger()
     script = [local("t", rule=rule, gate="g", value="result"), final("{results}")]
-    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
-    turn = await submit(first)
-    await gates.reached("g")
-    kill(first)
-    clock.advance(LEASE_MS + 1)
-    gates.open("g")
-    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
-    again = second.get_session(KEY).get_turn(turn.turn_id)
+    again = await lost_at_its_gate(hosts, clock, script, ledger)
     if rule is ReplayRule.NEVER:
         view = await turn_is(again, TurnStatus.WAITING)
         assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
@@ -419,16 +429,7 @@ async def test_a_local_tool_lost_with_its_host(hosts: Hosts, clock: ManualClock,
 
 @pytest.mark.spec("MC-08", "EV-16")
 async def test_a_request_lost_with_its_host_is_lost_and_made_again(hosts: Hosts, clock: ManualClock) -> None:
-    ledger, gates = EffectLedger(), Gates()
-    script = [final("the whole answer", gate="g")]
-    first = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
-    turn = await submit(first)
-    await gates.reached("g")
-    kill(first)
-    clock.advance(LEASE_MS + 1)
-    gates.open("g")
-    second = await hosts.open(ScriptedHarness(script, ledger=ledger, gates=gates))
-    again = second.get_session(KEY).get_turn(turn.turn_id)
+    again = await lost_at_its_gate(hosts, clock, [final("the whole answer", gate="g")], EffectLedger())
     message = await again.wait(SECONDS)
     lost, won = (await again.list_runs()).items
 

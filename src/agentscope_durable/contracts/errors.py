@@ -872,6 +872,13 @@ def error_table() -> list[ErrorRow]:
 # ------------------------------------------------------------ the wire
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors inside an exception group, at any depth; any other error is its own leaf."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for part in error.exceptions for leaf in leaves(part)]
+
+
 def said(error: BaseException) -> str:
     """The text of any error; one whose `__str__` fails has none."""
     try:

@@ -123,13 +123,18 @@ class Draft:
             raise NotFound("thread", thread_id)
         return record
 
+    def active(self, thread_id: str, turn_id: str) -> ThreadHead | None:
+        """The Thread's head if a host owns it for this very Turn."""
+        active = self.head.threads.get(thread_id)
+        return active if active is not None and active.turn_id == turn_id else None
+
     def turn(self, thread_id: str, turn_id: str) -> TurnRecord:
         """The Turn, with its state from the head while a host owns it."""
         record = self.get(keys.turn(turn_id), TurnRecord)
         if record is None or record.thread_id != thread_id:
             raise NotFound("turn", turn_id)
-        active = self.head.threads.get(thread_id)
-        if active is not None and active.turn_id == turn_id:
+        active = self.active(thread_id, turn_id)
+        if active is not None:
             return replace(record, state=active.turn)
         return record
 
@@ -228,8 +233,8 @@ class Draft:
 
         While a host owns the Turn the state lives in the head and no ready row exists.
         """
-        active = self.head.threads.get(record.thread_id)
-        if active is not None and active.turn_id == record.turn_id:
+        active = self.active(record.thread_id, record.turn_id)
+        if active is not None:
             after = self.show(record, record.state, after)
             self.set_active(record.thread_id, replace(active, turn=after))
             return after

@@ -203,8 +203,7 @@ def cancel(c: Cancel, seed: bytes, view: View, now_ms: int) -> Change | Unchange
         return Unchanged(earlier)
     record = live_turn(draft, c.thread_id, c.turn_id)
     state = record.state
-    active = draft.head.threads.get(c.thread_id)
-    owned = active is not None and active.turn_id == c.turn_id
+    owned = draft.active(c.thread_id, c.turn_id) is not None
     if state.runs == 0 and not owned:
         thread = draft.thread(c.thread_id)
         if thread.current != c.turn_id:
@@ -241,8 +240,7 @@ def pause(c: Pause, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
         return Unchanged(earlier)
     record = live_turn(draft, c.thread_id, c.turn_id)
     state = record.state
-    active = draft.head.threads.get(c.thread_id)
-    owned = active is not None and active.turn_id == c.turn_id
+    owned = draft.active(c.thread_id, c.turn_id) is not None
     after = state
     if settling(state):
         # A cancelled or failed Turn ends, and no pause holds it (D4).

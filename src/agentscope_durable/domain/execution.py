@@ -224,8 +224,7 @@ def stop_executions(draft: Draft, record: TurnRecord, state: TurnState) -> TurnS
     """
     open_calls = [c.call_id for c in state.conditions if c.kind in EFFECT_KINDS]
     draft.require(tuple(keys.execution(record.turn_id, call_id) for call_id in open_calls))
-    active = draft.head.threads.get(record.thread_id)
-    owned = active is not None and active.turn_id == record.turn_id
+    owned = draft.active(record.thread_id, record.turn_id) is not None
     for call_id in open_calls:
         execution = _execution(draft, record.turn_id, call_id)
         if execution.state.terminal:

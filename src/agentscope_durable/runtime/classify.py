@@ -17,6 +17,7 @@ from agentscope_durable.contracts.errors import (
     Incompatible,
     Retry,
     Unconfirmed,
+    leaves,
     said,
 )
 from agentscope_durable.contracts.records import Failure
@@ -41,13 +42,6 @@ def ends_the_program(error: BaseException, task: asyncio.Task[Any] | None) -> bo
             # No loop runs.
             return True
     return isinstance(error, KeyboardInterrupt)
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors inside an exception group, at any depth; any other error is its own leaf."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for part in error.exceptions for leaf in leaves(part)]
 
 
 def retryable(error: BaseException) -> bool:

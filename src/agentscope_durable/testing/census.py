@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agentscope_durable._failpoints import NAMES as FAILPOINTS
 from agentscope_durable._failpoints import arm, observe
@@ -43,7 +44,7 @@ from agentscope_durable.contracts.questions import (
 )
 from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import ModelStatus, RunStatus, TurnStatus
-from agentscope_durable.contracts.views import ModelCallView, RunView, ThreadView, ToolView, TurnView
+from agentscope_durable.contracts.views import ModelCallView, Page, RunView, ThreadView, ToolView, TurnView
 from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.record_store import ReadyScan
@@ -105,62 +106,40 @@ async def events_of(backend: SessionBackend, session: SessionKey) -> list[Public
         cursor = page.cursor
 
 
-async def _threads(backend: SessionBackend, session: SessionKey) -> AsyncIterator[ThreadView]:
-    cursor: str | None = None
+async def _listed(
+    backend: SessionBackend, question: ListThreads | ListTurns | ListRuns | ListModelCalls
+) -> AsyncIterator[Any]:
+    """What a question lists, page after page."""
     while True:
-        page = await backend.query(ListThreads(session=session, cursor=cursor, limit=PAGE))
-        for thread in page:
-            yield thread
-        cursor = page.cursor
-        if cursor is None:
+        page: Page = await backend.query(question)
+        for item in page:
+            yield item
+        if page.cursor is None:
             return
+        question = replace(question, cursor=page.cursor)
+
+
+def _threads(backend: SessionBackend, session: SessionKey) -> AsyncIterator[ThreadView]:
+    return _listed(backend, ListThreads(session=session, limit=PAGE))
 
 
 async def _turns(backend: SessionBackend, session: SessionKey) -> AsyncIterator[TurnView]:
     async for thread in _threads(backend, session):
-        cursor: str | None = None
-        while True:
-            page = await backend.query(
-                ListTurns(session=session, thread_id=thread.thread_id, cursor=cursor, limit=PAGE)
-            )
-            for turn in page:
-                yield turn
-            cursor = page.cursor
-            if cursor is None:
-                break
+        async for turn in _listed(backend, ListTurns(session=session, thread_id=thread.thread_id, limit=PAGE)):
+            yield turn
 
 
-async def _runs(backend: SessionBackend, turn: TurnView) -> AsyncIterator[RunView]:
-    cursor: str | None = None
-    while True:
-        page = await backend.query(
-            ListRuns(session=turn.session, thread_id=turn.thread_id, turn_id=turn.turn_id, cursor=cursor, limit=PAGE)
-        )
-        for run in page:
-            yield run
-        cursor = page.cursor
-        if cursor is None:
-            return
+def _runs(backend: SessionBackend, turn: TurnView) -> AsyncIterator[RunView]:
+    return _listed(backend, ListRuns(session=turn.session, thread_id=turn.thread_id, turn_id=turn.turn_id, limit=PAGE))
 
 
-async def _model_calls(backend: SessionBackend, turn: TurnView, run: RunView) -> AsyncIterator[ModelCallView]:
-    cursor: str | None = None
-    while True:
-        page = await backend.query(
-            ListModelCalls(
-                session=turn.session,
-                thread_id=turn.thread_id,
-                turn_id=turn.turn_id,
-                run_id=run.run_id,
-                cursor=cursor,
-                limit=PAGE,
-            )
-        )
-        for call in page:
-            yield call
-        cursor = page.cursor
-        if cursor is None:
-            return
+def _model_calls(backend: SessionBackend, turn: TurnView, run: RunView) -> AsyncIterator[ModelCallView]:
+    return _listed(
+        backend,
+        ListModelCalls(
+            session=turn.session, thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=run.run_id, limit=PAGE
+        ),
+    )
 
 
 async def _tools(backend: SessionBackend, turn: TurnView) -> list[ToolView]:

@@ -29,6 +29,7 @@ from agentscope_durable.contracts.journal import Base, Block, CheckpointRow, Jou
 from agentscope_durable.contracts.questions import LoadCheckpoint, LoadThread
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState, ModelStatus, TurnStatus, WaitKind
+from agentscope_durable.contracts.views import TurnView
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import JournalRow, NativeBaseline, StoredCheckpoint
 from agentscope_durable.spi.harness import (
@@ -166,16 +167,21 @@ class HarnessAdapterContract:
             session = await runtime.create_session(key, self.definition)
             await runtime.start()
             turn = await session.submit("r1", self.text)
-            async with asyncio.timeout(SECONDS), turn.stream_events() as events:
-                async for _ in events:
-                    view = await turn.status()
-                    if view.status.terminal:
-                        break
-                    for reason in view.waiting_on:
-                        if reason.kind is WaitKind.TOOL_UNKNOWN and reason.call_id is not None:
-                            await self._reconcile(backend, key, turn.turn_id, reason.call_id)
-            message = await turn.result()
-            return (await turn.status()).status, str(message)
+            view = await self._ended(backend, key, turn)
+            return view.status, str(await turn.result())
+
+    async def _ended(self, backend: SessionBackend, key: SessionKey, turn: Any) -> TurnView:
+        """The Turn at its end, an UNKNOWN tool on the way settled by evidence."""
+        async with asyncio.timeout(SECONDS), turn.stream_events() as events:
+            view: TurnView = await turn.status()
+            async for _ in events:
+                view = await turn.status()
+                if view.status.terminal:
+                    break
+                for reason in view.waiting_on:
+                    if reason.kind is WaitKind.TOOL_UNKNOWN and reason.call_id is not None:
+                        await self._reconcile(backend, key, turn.turn_id, reason.call_id)
+        return view
 
     async def _reconcile(self, backend: SessionBackend, key: SessionKey, turn_id: str, call_id: str) -> None:
         await backend.execute(
@@ -231,15 +237,7 @@ class HarnessAdapterContract:
                 await runtime.start()
                 turn = await session.submit("r1", self.text)
                 adapter.cancel.set_result(turn.cancel)
-                async with asyncio.timeout(SECONDS), turn.stream_events() as events:
-                    view = await turn.status()
-                    async for _ in events:
-                        view = await turn.status()
-                        if view.status.terminal:
-                            break
-                        for reason in view.waiting_on:
-                            if reason.kind is WaitKind.TOOL_UNKNOWN and reason.call_id is not None:
-                                await self._reconcile(backend, key, turn.turn_id, reason.call_id)
+                view = await self._ended(backend, key, turn)
                 # An answer that was under way may still win; anything else ends settled.
                 assert view.status in (TurnStatus.CANCELLED, TurnStatus.COMPLETED), f"cancelled after commit {at}"
                 cancelled = view.status is TurnStatus.CANCELLED

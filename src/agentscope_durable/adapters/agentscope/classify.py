@@ -6,10 +6,9 @@ the request's own fault. A connection that failed may pass. What is not known he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from agentscope_durable.contracts.errors import AgentFactoryError, DurableError
+from agentscope_durable.contracts.errors import AgentFactoryError, DurableError, leaves
 
 __all__ = ["classify_error"]
 
@@ -51,15 +50,6 @@ def classify_error(error: BaseException) -> bool | None:
     if False in answers:
         return False
     return None if None in answers else True
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside an exception group, at any depth; any other error is its own leaf."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from leaves(part)
-    else:
-        yield error
 
 
 def _classify(error: BaseException) -> bool | None:

@@ -21,7 +21,6 @@ import msgspec
 from agentscope_durable.adapters.agentscope.agent_workspace import agent_workspace
 from agentscope_durable.adapters.agentscope.binding import Binding, Factory, RuntimeContext
 from agentscope_durable.adapters.agentscope.calls import Calls, unfinished_calls
-from agentscope_durable.adapters.agentscope.classify import leaves
 from agentscope_durable.adapters.agentscope.codec import public_content, user_message
 from agentscope_durable.adapters.agentscope.directory import (
     WorkspaceGone,
@@ -42,7 +41,7 @@ from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind
-from agentscope_durable.contracts.errors import AgentFactoryError, Misuse, Unavailable
+from agentscope_durable.contracts.errors import AgentFactoryError, Misuse, Unavailable, leaves
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID, ThreadKey
 from agentscope_durable.contracts.journal import JournalEventType
 from agentscope_durable.contracts.results import ToolResult

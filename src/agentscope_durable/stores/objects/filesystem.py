@@ -20,6 +20,7 @@ from typing import TypeVar
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import HostClosed, NotFound, StoreFull, StoreReadOnly, Unavailable
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.stores._disk import sync_directory
 from agentscope_durable.stores.objects._digests import check_digest, check_limit, verify
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class FileObjectStore:
         path = self._path(partition, digest)
         if path.exists():
             # Another process may have linked it a moment ago: its name must be as durable as if we had.
-            _sync(path.parent)
+            sync_directory(path.parent)
             return
         self._sweep()
         for folder in (path.parent, self._drafts):
@@ -107,7 +108,7 @@ class FileObjectStore:
                 os.fsync(file.fileno())
             _failpoints.hit("object.put.before")
             _place(draft, path)
-            _sync(path.parent)
+            sync_directory(path.parent)
             _failpoints.hit("object.put.after")
         finally:
             draft.unlink(missing_ok=True)
@@ -160,7 +161,7 @@ def _make(folder: Path, above: Path) -> None:
         folder = folder.parent
     for new in reversed(missing):
         new.mkdir(parents=True, exist_ok=True)
-        _sync(new.parent)
+        sync_directory(new.parent)
 
 
 def _place(draft: Path, path: Path) -> None:
@@ -174,13 +175,3 @@ def _place(draft: Path, path: Path) -> None:
             raise
         # A disk without hard links. A rename may replace a file, but only by the same content.
         os.replace(draft, path)
-
-
-def _sync(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,6 +35,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
 from agentscope_durable.spi.environment import Environment
+from agentscope_durable.stores._disk import sync_directory
 from agentscope_durable.stores.records._sqlite_rows import FOUND_BY_KEY
 
 Synchronous = Literal["NORMAL", "FULL", "EXTRA"]
@@ -279,17 +280,6 @@ def _link(draft: Path, path: Path) -> None:
         # A filesystem without hard links. A rename could replace another process's new file, so it comes second.
         if not os.path.lexists(path):
             os.rename(draft, path)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a name in a directory survive a power failure. A system without this (Windows) does it by itself."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _patience(budget: float) -> Callable[[int], bool]:

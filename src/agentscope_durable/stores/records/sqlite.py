@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast, get_args
@@ -33,20 +33,12 @@ from agentscope_durable.contracts.errors import (
 from agentscope_durable.spi.environment import SYSTEM, Environment, Thread
 from agentscope_durable.spi.record_store import (
     LEASE_KEPT_MS,
-    PAGE_MAX,
-    Capabilities,
     Committed,
     Decide,
-    OwnerLease,
-    PartitionSize,
     Reads,
-    ReadyPage,
-    ReadyScan,
-    Records,
-    SessionScan,
     StoreStatistics,
 )
-from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
+from agentscope_durable.stores.records._checks import check_reads
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, StoreClock, SystemClock, judge, lease_row
 from agentscope_durable.stores.records._host_locks import HostLocks
 from agentscope_durable.stores.records._sqlite_file import (
@@ -57,6 +49,7 @@ from agentscope_durable.stores.records._sqlite_file import (
     read_mounts,
 )
 from agentscope_durable.stores.records._sqlite_reader import Reader
+from agentscope_durable.stores.records._sqlite_readings import SqliteReadings
 from agentscope_durable.stores.records._sqlite_rows import (
     HOST_P,
     OWNER,
@@ -101,7 +94,7 @@ class _ReadJob(Waiter):
         self.call = call
 
 
-class SqliteRecordStore:
+class SqliteRecordStore(SqliteReadings):
     """A `RecordStore` in one file, shared by the processes of one machine. Open it with `open`."""
 
     def __init__(
@@ -195,10 +188,6 @@ class SqliteRecordStore:
         store._start()
         return store
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(persistent=True, shared=True)
-
     # ------------------------------------------------------------ the port
 
     async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
@@ -206,34 +195,6 @@ class SqliteRecordStore:
         member = Member(partition, reads, decide)
         self._submit(self._changes, member)
         return cast("Committed", await member.future)
-
-    async def read(self, partition: str, reads: Reads) -> Records:
-        check_reads(reads)
-        return await self._ask(lambda reader: reader.records(partition, reads))
-
-    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
-        return await self._ask(lambda reader: reader.watermarks(partitions))
-
-    async def ready(self, scan: ReadyScan) -> ReadyPage:
-        check_limit(scan.limit)
-        return await self._ask(lambda reader: reader.ready(scan))
-
-    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
-
-    async def sessions(self, scan: SessionScan) -> list[str]:
-        check_limit(scan.limit)
-        return await self._ask(lambda reader: reader.sessions(scan))
-
-    async def holders(self, key: str, limit: int = 2) -> list[str]:
-        check_found(key)
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.holders(key, limit))
-
-    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.owners(after, limit))
 
     def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
         self._check_process()
@@ -320,9 +281,6 @@ class SqliteRecordStore:
             return done[-1]
 
         return bool(await self._do(write))
-
-    async def measure(self, partition: str) -> PartitionSize:
-        return await self._ask(lambda reader: reader.measure(partition))
 
     async def statistics(self) -> StoreStatistics:
         # The writer's own figures: not waited for, as one may want to know why it is slow.

@@ -14,7 +14,7 @@ Rule 3: a connection lives for one reading. Between two of them nothing is held:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
@@ -24,24 +24,16 @@ import apsw
 from agentscope_durable.contracts.errors import DurableError, HostClosed, NotFound, StoreBusy, StoreReadOnly
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.record_store import (
-    PAGE_MAX,
-    Capabilities,
     Committed,
     Decide,
-    OwnerLease,
-    PartitionSize,
     Reads,
-    ReadyPage,
-    ReadyScan,
-    Records,
-    SessionScan,
     StoreStatistics,
 )
-from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._clock import RisingClock, StoreClock, SystemClock
 from agentscope_durable.stores.records._host_locks import HostLocks
 from agentscope_durable.stores.records._sqlite_file import SqliteFile, check_filesystem, read_mounts
 from agentscope_durable.stores.records._sqlite_reader import Reader
+from agentscope_durable.stores.records._sqlite_readings import SqliteReadings
 
 __all__ = ["SqliteReadOnlyStore"]
 
@@ -71,7 +63,7 @@ class _Beside(NamedTuple):
         return _WITH_HOSTS if self.indexed else _LOG_ALONE
 
 
-class SqliteReadOnlyStore:
+class SqliteReadOnlyStore(SqliteReadings):
     """A `RecordStore` that can only be read. Open it with `open`; whatever would write raises `StoreReadOnly`."""
 
     def __init__(self, file: SqliteFile, clock: RisingClock, locks: HostLocks, environment: Environment) -> None:
@@ -121,47 +113,12 @@ class SqliteReadOnlyStore:
 
         return await environment.call_in_thread(look)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(persistent=True, shared=True)
-
     # ------------------------------------------------------------ reading
-
-    async def read(self, partition: str, reads: Reads) -> Records:
-        check_reads(reads)
-        return await self._ask(lambda reader: reader.records(partition, reads))
-
-    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
-        return await self._ask(lambda reader: reader.watermarks(partitions))
-
-    async def ready(self, scan: ReadyScan) -> ReadyPage:
-        check_limit(scan.limit)
-        return await self._ask(lambda reader: reader.ready(scan))
-
-    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
-
-    async def measure(self, partition: str) -> PartitionSize:
-        return await self._ask(lambda reader: reader.measure(partition))
 
     async def statistics(self) -> StoreStatistics:
         # Nothing is written here.
         stored_bytes = await self._ask(lambda _: self._file.stored_bytes())
         return StoreStatistics(0, 0, 0, 0, 0, 0, stored_bytes)
-
-    async def sessions(self, scan: SessionScan) -> list[str]:
-        check_limit(scan.limit)
-        return await self._ask(lambda reader: reader.sessions(scan))
-
-    async def holders(self, key: str, limit: int = 2) -> list[str]:
-        check_found(key)
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.holders(key, limit))
-
-    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
-        check_limit(limit)
-        return await self._ask(lambda reader: reader.owners(after, limit))
 
     async def dead_owners(self) -> list[str]:
         return await self._ask(lambda reader: self._locks.dead(reader.owner_names()))

@@ -1,0 +1,66 @@
+"""What a store in SQLite answers without writing, however it comes to its readers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from agentscope_durable.spi.record_store import (
+    PAGE_MAX,
+    Capabilities,
+    OwnerLease,
+    PartitionSize,
+    Reads,
+    ReadyPage,
+    ReadyScan,
+    Records,
+    SessionScan,
+)
+from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
+from agentscope_durable.stores.records._sqlite_reader import Reader
+
+T = TypeVar("T")
+
+
+class SqliteReadings(ABC):
+    """The reading half of a `RecordStore`."""
+
+    @abstractmethod
+    async def _ask(self, call: Callable[[Reader], T]) -> T:
+        """What a reader answers, in one snapshot."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(persistent=True, shared=True)
+
+    async def read(self, partition: str, reads: Reads) -> Records:
+        check_reads(reads)
+        return await self._ask(lambda reader: reader.records(partition, reads))
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        return await self._ask(lambda reader: reader.watermarks(partitions))
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        check_limit(scan.limit)
+        return await self._ask(lambda reader: reader.ready(scan))
+
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.ready_classes(kind, prefix, after, limit))
+
+    async def sessions(self, scan: SessionScan) -> list[str]:
+        check_limit(scan.limit)
+        return await self._ask(lambda reader: reader.sessions(scan))
+
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        check_found(key)
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.holders(key, limit))
+
+    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
+        check_limit(limit)
+        return await self._ask(lambda reader: reader.owners(after, limit))
+
+    async def measure(self, partition: str) -> PartitionSize:
+        return await self._ask(lambda reader: reader.measure(partition))
