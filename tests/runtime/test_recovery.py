@@ -109,8 +109,9 @@ async def test_what_a_tool_did_under_a_lost_fence_is_filed_and_settles_the_call(
     script = [local("t"), final("{results}")]
     silent = hosts.backend.with_wakeups(NoWakeups())
     options: dict[str, Any] = {} if known else {"backend": silent, "poll_interval": 3600.0}
-    first = await hosts.open(ScriptedHarness(script, tools={"t": act}), **options)
+    first = await hosts.open(ScriptedHarness(script, tools={"t": act}), start=False, **options)
     turn = await submit(first)
+    await first.start()  # Its first look finds the Turn: one that hears of nothing takes no other.
     await started.wait()
     first._heartbeat._stopping.set()
     clock.advance(LEASE_MS + 1)
