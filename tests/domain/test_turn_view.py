@@ -150,7 +150,6 @@ def test_settlement_that_is_tried_again_later_says_when() -> None:
     assert (waiting.kind, waiting.until_ms) == (WaitKind.RETRY, 7000)
 
 
-@pytest.mark.spec("SE-02")
 def test_a_failure_for_good_is_shown_while_effects_are_open_and_after_the_end() -> None:
     error = ErrorView("TimeoutError", "the model did not answer", True)
 

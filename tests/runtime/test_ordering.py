@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import HEAD_CLAIM_BYTES, Reads
 from agentscope_durable.contracts.ids import ID_CHARS_MAX
-from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.contracts.records import encode
+from agentscope_durable.contracts.status import TurnStatus, WaitKind
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Fail, Gates, ScriptedHarness, Stall, approval, final, local, say
-from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, turn_is
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, turn_is, until
 
 
 @pytest.mark.spec("Q-01", "Q-10", "Q-11", "AD-14")
@@ -177,7 +178,17 @@ async def test_threads_with_the_longest_names_wait_for_each_other_and_none_fails
         thread = await session.create_thread("\N{GRINNING FACE}" * (ID_CHARS_MAX - 4) + f"{number:04}", "agent")
         turns.append(await thread.submit(f"r{number}", "a"))
     await gates.reached("g")
-    await asyncio.sleep(0.5)
+
+    async def full() -> bool:
+        head = (await hosts.backend.records.read(keys.partition(KEY), Reads())).head
+        return head is not None and len(encode(head)) > HEAD_CLAIM_BYTES
+
+    await until(full)
+    # The others could run and do not, and say that they wait for room.
+    views = [await turn.status() for turn in turns]
+    waiting = [view for view in views if view.status is TurnStatus.QUEUED]
+    assert 0 < len(waiting) < len(turns)
+    assert {reason.kind for view in waiting for reason in view.waiting_on} == {WaitKind.HOST}
     gates.open("g")
 
     assert [str(await turn.wait(SECONDS)) for turn in turns] == ["ok"] * 50

@@ -7,14 +7,21 @@ import inspect
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import agentscope_durable
 from agentscope_durable import contracts
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Reads
 from agentscope_durable.contracts.events import Committed, EventDelta, PreviewStarted, SessionStreamEvent, SnapshotReset
+from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.options import EventDeltaType
+from agentscope_durable.contracts.questions import LoadThread
+from agentscope_durable.contracts.records import TurnRecord, decode
+from agentscope_durable.contracts.status import Audience
 from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
-from agentscope_durable.testing.scripted_harness import final, say
+from agentscope_durable.testing.scripted_harness import final, say, think
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events
 
 ROOT = Path(agentscope_durable.__file__).parent
@@ -108,16 +115,38 @@ async def test_previews_are_seen_by_who_is_there_and_by_nobody_later(hosts: Host
 
 @pytest.mark.spec("MG-05", "EV-11")
 async def test_the_result_is_a_public_message_without_native_reasoning(hosts: Hosts) -> None:
-    from agentscope_durable.contracts.messages import Message
-    from agentscope_durable.testing.scripted_harness import think
-
     host = await hosts.open([think("a private thought"), final("the answer")])
     session = await host.create_session(KEY, "agent")
-    turn = await session.submit("r1", "go")
-
-    result = await turn.wait(SECONDS)
+    seen: list[object] = []
+    async with session.stream_events(deltas=set(EventDeltaType)) as events:
+        turn = await session.submit("r1", "go")
+        result = await turn.wait(SECONDS)
+        last = (await all_events(session))[-1].sequence
+        async for event in events:
+            seen.append(event)
+            if isinstance(event, Committed) and event.event.sequence == last:
+                break
 
     assert isinstance(result, Message)
     assert result.text == "the answer"
-    assert "private" not in repr(result)
-    assert not [event for event in await all_events(session) if "private thought" in repr(event)]
+    # The thought is stored, with the agent's state, and stands in nothing that anybody is shown. As JSON: a repr
+    # shows no content at all.
+    first, last_at = await native_rows(hosts, turn)
+    stored = await hosts.backend.query(
+        LoadThread(session=KEY, thread_id="main", first=first, last=last_at), audience=Audience.HOST
+    )
+    assert any(b"a private thought" in row.journal for row in stored)
+    shown: list[object] = [result, *seen, *await all_events(session), *(await session.history()).items]
+    shown += [await session.snapshot(), await turn.snapshot(), await turn.status(), await turn.list_tools()]
+    for run in await turn.list_runs():
+        shown += [*(await turn.list_steps(run.run_id)).items, *(await turn.list_model_calls(run.run_id)).items]
+    assert len(shown) > 20
+    assert "the answer" in msgspec.json.encode(shown).decode()
+    assert "private" not in msgspec.json.encode(shown).decode()
+
+
+async def native_rows(hosts: Hosts, turn: DurableTurn) -> tuple[int, int]:
+    """Stream positions of a Turn's first and last commit."""
+    record = await hosts.backend.records.read(keys.partition(KEY), Reads(keys=(keys.turn(turn.turn_id),)))
+    found = decode(TurnRecord, record.keys[keys.turn(turn.turn_id)])
+    return found.first_at, found.last_at

@@ -739,7 +739,7 @@ async def test_a_store_says_whether_hosts_may_share_it(hosts: Hosts) -> None:
     assert view.shared is view.persistent is hosts.backend.capabilities.persistent
 
 
-@pytest.mark.spec("LF-04", "LF-03")
+@pytest.mark.spec("LF-04")
 async def test_a_backend_closes_only_what_it_opened(hosts: Hosts) -> None:
     runtime = await hosts.open([final()], start=False)
     await runtime.create_session(KEY, "agent")

@@ -124,7 +124,9 @@ async def test_usage_known_early_is_kept_when_the_end_is_never_seen(tmp_path: Pa
     turn = await stage.submit("r1", "go")
     run = asyncio.create_task(stage.step())
     await reached.wait()
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while (calls := await stage.model_calls(turn)) == [] or calls[0].usage is None:
+            await asyncio.sleep(0)
     _ = run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
