@@ -556,7 +556,7 @@ class DurableThread(Timeline):
         """
         request_id = check_id("request_id", request_id)
         at = stream_position(self._key, position)
-        if not isinstance(target_thread_key, ThreadKey):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(target_thread_key, ThreadKey):
             raise InvalidRequest("a ThreadKey(session, thread_id) says where to", path="target_thread_key")
         check_key(target_thread_key)
         self._door.check()

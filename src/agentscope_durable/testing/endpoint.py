@@ -39,6 +39,6 @@ def endpoint_model(
     from agentscope.credential import OpenAICredential
     from agentscope.model import OpenAIChatModel
 
-    credential = OpenAICredential(api_key=environ.get(KEY) or "none", base_url=address)
+    credential = OpenAICredential.model_validate({"api_key": environ.get(KEY) or "none", "base_url": address})
     client = {} if http_client is None else {"http_client": http_client()}
     return OpenAIChatModel(credential, environ[NAME], client_kwargs=client)
