@@ -1,0 +1,224 @@
+"""C82: runs ended as "corrupted log" with no way to repair; only cancel was left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.errors import CorruptRecord, TurnFailed, Unfinished
+from agentscope_durable.contracts.events import PublicEvent
+from agentscope_durable.contracts.status import SettledBy, TurnStatus, WaitKind
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, say
+from tests.runtime.conftest import KEY, all_events, refused, turn_is
+
+pytestmark = [pytest.mark.case("C82"), pytest.mark.backend("sqlite")]
+
+SCRIPT = {
+    "": [say("hm"), final("I know: {context}")],
+    "deploy": [say("I will"), approval("deploy"), final("deployed")],
+}
+DATABASE = "durable.db"
+
+
+@asynccontextmanager
+async def host(folder: Path) -> AsyncGenerator[tuple[DurableRuntime, HostOperations]]:
+    harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
+    async with (
+        LocalBackend.open(folder, synchronous="NORMAL") as backend,
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime,
+    ):
+        await runtime.start()
+        yield runtime, HostOperations(backend, checkpoints={"agent": ScriptedHarness.restore})
+
+
+async def interrupted(folder: Path, *said: str) -> str:
+    """A Thread that was told these things, and a Turn of it that waits for an approval; the Turn's id."""
+    async with host(folder) as (runtime, _):
+        session = await runtime.create_session(KEY, "agent")
+        for text in said:
+            await session.call(text, text)
+        turn = await session.submit("deploy", "deploy")
+        await turn_is(turn, where=lambda view: any(one.kind is WaitKind.APPROVAL for one in view.waiting_on))
+        return turn.turn_id
+
+
+def native_rows(database: apsw.Connection) -> list[tuple[int, bytes]]:
+    return list(database.execute("select id, journal from log where journal is not null and stream='main' order by at"))
+
+
+def altered(database: apsw.Connection) -> None:
+    row, block = native_rows(database)[-1]
+    database.execute("update log set journal=? where id=?", (bytes(block)[:-2] + b" " + bytes(block)[-2:], row))
+
+
+def truncated(database: apsw.Connection) -> None:
+    for row, _ in native_rows(database)[-2:]:
+        database.execute("update log set journal=null where id=?", (row,))
+
+
+def garbage(database: apsw.Connection) -> None:
+    row, _ = native_rows(database)[-1]
+    database.execute("update log set journal=? where id=?", (b"\x00\xff", row))
+
+
+def contradicted(database: apsw.Connection) -> None:
+    """A second row at the same position says something else."""
+    row, _ = native_rows(database)[-1]
+    _doubled(database, row, b'[1,[],[["t",0]],false]')
+
+
+def _doubled(database: apsw.Connection, row: int, journal: bytes | None = None) -> None:
+    columns = [name for _, name, *_ in database.execute("pragma table_info(log)") if name not in ("id", "rev")]
+    names = ", ".join(columns)
+    database.execute(
+        f"insert into log(rev, {names}) select rev + 1000000, {names} from log where id=?",
+        (row,),
+    )
+    if journal is not None:
+        database.execute("update log set journal=? where id=?", (journal, database.last_insert_rowid()))
+
+
+def damage(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
+    database = apsw.Connection(str(folder / DATABASE))
+    how(database)
+    database.close()
+
+
+def told(events: list[PublicEvent]) -> list[tuple[int, str]]:
+    return [(event.sequence, event.type) for event in events]
+
+
+async def parked(runtime: DurableRuntime, turn_id: str) -> Any:
+    """The Turn goes on and finds what was done to its Thread."""
+    turn = runtime.get_session(KEY).get_turn(turn_id)
+    [asked] = await turn.pending_interactions()
+    await turn.respond("yes", asked.interaction_id, True)
+    await turn_is(turn, where=lambda view: any(one.kind is WaitKind.OPERATOR for one in view.waiting_on))
+    return turn
+
+
+async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> None:
+    turn_id = await interrupted(tmp_path, "a", "b")
+    async with host(tmp_path) as (runtime, _):
+        before = told(await all_events(runtime.get_session(KEY)))
+
+    def doubled(database: apsw.Connection) -> None:
+        for row, _ in native_rows(database):
+            _doubled(database, row)
+
+    damage(tmp_path, doubled)
+    async with host(tmp_path) as (runtime, operations):
+        session = runtime.get_session(KEY)
+        assert told(await all_events(session)) == before
+        turn = session.get_turn(turn_id)
+        [asked] = await turn.pending_interactions()
+        await turn.respond("yes", asked.interaction_id, True)
+        assert str(await turn.wait(30)) == "deployed"
+        positions = [checkpoint.position for checkpoint in await session.main_thread().checkpoints()]
+        for position in positions:
+            assert await operations.export_checkpoint(session.main_thread().key, position)
+        await session.main_thread().restore(positions[0], positions[-1], "restore")
+        assert str(await session.call("c", "c")) == "I know: a, c"
+
+
+@pytest.mark.spec("BE-20", "BE-21")
+@pytest.mark.parametrize("how", [altered, truncated, garbage, contradicted], ids=lambda how: how.__name__)
+async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back(
+    tmp_path: Path, how: Callable[[apsw.Connection], None]
+) -> None:
+    turn_id = await interrupted(tmp_path, "a", "b")
+    damage(tmp_path, how)
+    async with host(tmp_path) as (runtime, operations):
+        session = runtime.get_session(KEY)
+        thread = session.main_thread()
+        turn = await parked(runtime, turn_id)
+        waiting = await session.submit("c", "c")
+        # Others go on.
+        other = await session.create_thread("other", "agent")
+        assert str(await other.call("o1", "elsewhere")) == "I know: elsewhere"
+
+        # A restore is a user's and takes nobody's work away; what was settled can be told and exported.
+        page = await thread.checkpoints()
+        assert len(page) == 2
+        await refused(thread.restore(page.current, page.current, "restore"), Unfinished)
+        exported = json.loads(await operations.export_checkpoint(thread.key, page.current))
+        assert (exported["harness"], exported["position"]) == ("agent", page.current)
+        assert '"text":"b"' in json.dumps(exported["journal"], separators=(",", ":"))
+
+        receipt = await operations.repair(turn, page.current, expected_position=page.current, request_id="repair")
+        view = await turn.status()
+        assert (receipt.status, view.status) == (TurnStatus.FAILED, TurnStatus.FAILED)
+        assert view.error is not None
+        assert view.error.kind in ("DigestMismatch", "CorruptRecord")
+        await refused(turn.wait(30), TurnFailed)
+        # The next in the queue goes on from there; nobody has to submit it again.
+        assert str(await waiting.wait(30)) == "I know: a, b, c"
+        restored = (await thread.checkpoints(page.current)).items[0]
+        assert (restored.position, restored.settled, restored.turn_id) == (receipt.position, SettledBy.RESTORED, None)
+        repeated = await operations.repair(turn, page.current, expected_position=page.current, request_id="repair")
+        assert repeated == receipt
+        # Both positions before the damage are good for ever.
+        await thread.restore(page.items[0].position, (await thread.checkpoints()).current, "first")
+        assert str(await session.call("d", "d")) == "I know: a, d"
+
+
+async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_path: Path) -> None:
+    turn_id = await interrupted(tmp_path, "a")
+    damage(tmp_path, altered)
+    async with host(tmp_path) as (runtime, operations):
+        session = runtime.get_session(KEY)
+        turn = session.get_turn(turn_id)
+        await turn.cancel("cancel")
+        # Its settlement would clean a state that cannot be read: it is tried again and again, and said to be.
+        await turn_is(turn, where=lambda view: any(one.until_ms for one in view.waiting_on))
+        page = await session.main_thread().checkpoints()
+        receipt = await operations.repair(turn, page.current, expected_position=page.current, request_id="repair")
+        assert (receipt.status, (await turn.status()).status) == (TurnStatus.CANCELLED, TurnStatus.CANCELLED)
+        assert str(await session.call("b", "b")) == "I know: a, b"
+
+
+async def test_where_the_damage_reaches_further_the_position_before_it_is_taken_or_the_beginning(
+    tmp_path: Path,
+) -> None:
+    turn_id = await interrupted(tmp_path, "a", "b")
+
+    def from_the_second_turn_on(database: apsw.Connection) -> None:
+        for row, block in native_rows(database):
+            database.execute(
+                "update log set journal=? where id=?", (bytes(block).replace(b'"text":"b"', b'"text":"B"'), row)
+            )
+
+    damage(tmp_path, from_the_second_turn_on)
+    async with host(tmp_path) as (runtime, operations):
+        session = runtime.get_session(KEY)
+        thread = session.main_thread()
+        turn = await parked(runtime, turn_id)
+        first, second = [checkpoint.position for checkpoint in await thread.checkpoints()]
+        before = told(await all_events(session))
+        await refused(operations.export_checkpoint(thread.key, second), CorruptRecord)
+        fields = {"expected_position": second, "request_id": "repair"}
+        await refused(operations.repair(turn, second, **fields), CorruptRecord)
+        await refused(thread.fork(second, type(thread.key)(KEY, "branch"), "fork"), CorruptRecord)
+        assert told(await all_events(session)) == before, "nothing was changed"
+        await operations.repair(turn, first, **fields)
+        assert str(await session.call("c", "c")) == "I know: a, c"
+
+    turn_id = await interrupted(tmp_path / "other")
+    damage(tmp_path / "other", altered)
+    async with host(tmp_path / "other") as (runtime, operations):
+        session = runtime.get_session(KEY)
+        turn = await parked(runtime, turn_id)
+        assert (await session.main_thread().checkpoints()).current is None
+        receipt = await operations.repair(turn, None, expected_position=None, request_id="repair")
+        assert receipt.position is None
+        assert str(await session.call("x", "x")) == "I know: x"
+        assert (await session.main_thread().checkpoints()).current is not None
