@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentscope_durable.assembly import LocalBackend
+    from agentscope_durable.assembly import LiveEvents, LocalBackend
     from agentscope_durable.contracts.errors import (
         AgentFactoryError,
         AlreadyDecided,
@@ -132,7 +132,6 @@ if TYPE_CHECKING:
     from agentscope_durable.domain.projection import EventProjection
     from agentscope_durable.executors.function import FunctionExecutor
     from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
-    from agentscope_durable.runtime.live import LiveEvents
     from agentscope_durable.runtime.operations import HostOperations
     from agentscope_durable.runtime.replay import SessionEventClient
     from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness, HarnessResolver
@@ -275,7 +274,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "assembly": "LocalBackend",
+    "assembly": "LiveEvents LocalBackend",
     "contracts.errors": (
         "AgentFactoryError AlreadyDecided Closed Conflict CorruptRecord CursorExpired DefinitionConflict"
         " DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory HostClosed"
@@ -305,7 +304,6 @@ _HOMES = {
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",
     "runtime.handles": "DurableSession DurableThread DurableTurn",
-    "runtime.live": "LiveEvents",
     "runtime.operations": "HostOperations",
     "runtime.runtime": "Definition DurableRuntime Harness HarnessResolver",
     "runtime.replay": "SessionEventClient",

@@ -14,15 +14,37 @@ from typing import Any, NamedTuple
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound, StoreReadOnly
 from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.live import LocalLiveEvents
+from agentscope_durable.spi import live
 from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
+from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents
 
-__all__ = ["LocalBackend", "MemoryBackend"]
+__all__ = ["LiveEvents", "LocalBackend", "MemoryBackend"]
 
 DATABASE = "durable.db"
 OBJECTS = "objects"
+SOCKETS = "live"
+
+
+class LiveEvents:
+    """Where previews travel."""
+
+    @staticmethod
+    def local() -> LocalLiveEvents:
+        """Within the runtimes that are given this object, in one process (ST-24)."""
+        return LocalLiveEvents()
+
+    @staticmethod
+    def machine(directory: str | os.PathLike[str], *, environment: Environment = SYSTEM) -> MachineLiveEvents:
+        """Between all processes of this machine that name the same folder (D22), best effort.
+
+        `LocalBackend` uses its own folder by itself. This is for a store that is somewhere else: give the folder to
+        every runtime, and `close` what this returns in the end.
+        """
+        return MachineBus(Path(directory), environment=environment).live
 
 
 class LocalBackend(TransactionalSessionBackend):
@@ -38,6 +60,7 @@ class LocalBackend(TransactionalSessionBackend):
         create: bool = True,
         read_only: bool = False,
         wakeups: Wakeups | None = None,
+        live_events: live.LiveEvents | None = None,
         policy: CommitPolicy | None = None,
         environment: Environment = SYSTEM,
         **sqlite: Any,
@@ -45,11 +68,12 @@ class LocalBackend(TransactionalSessionBackend):
         """Open the folder, creating it if there is none. Await the result, or use it with `async with`.
 
         Args:
-            directory: holds `durable.db`, `objects/` and `hosts/`.
+            directory: holds `durable.db`, `objects/`, `hosts/` and `live/`.
             create: make a store where there is none; False raises `NotFound` there.
             read_only: nothing is created, written, migrated or locked, and what would write raises `StoreReadOnly`.
                 Works while hosts are running, after they were killed, and on a copy or a disk that cannot be written.
-            wakeups: transport of change hints; by default within this process, other processes poll.
+            wakeups: transport of change hints; by default between the processes that have the folder open.
+            live_events: transport of previews; by default between these processes, too.
             policy: authorisation inside the transaction (BE-18).
             environment: time, chance and threads.
             sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict;
@@ -60,7 +84,19 @@ class LocalBackend(TransactionalSessionBackend):
             NotADatabase, UnknownFormat: what is there is something else; it is left as it is.
         """
         place = _Place(Path(directory), create=create and not read_only, read_only=read_only)
-        return _Opening(place, wakeups or LocalWakeups(), policy, environment, sqlite)
+        return _Opening(place, wakeups, live_events, policy, environment, sqlite)
+
+    def __init__(
+        self, records: RecordStore, objects: FileObjectStore, *, bus: MachineBus | None = None, **options: Any
+    ) -> None:
+        """Internal: use `open`."""
+        super().__init__(records, objects, **options)
+        self._bus = bus
+
+    async def close(self) -> None:
+        await super().close()
+        if self._bus is not None:
+            await self._bus.close()
 
     async def __aenter__(self) -> LocalBackend:
         return self
@@ -77,13 +113,15 @@ class _Opening:
     def __init__(
         self,
         place: _Place,
-        wakeups: Wakeups,
+        wakeups: Wakeups | None,
+        live_events: live.LiveEvents | None,
         policy: CommitPolicy | None,
         environment: Environment,
         sqlite: dict[str, Any],
     ) -> None:
         self._place = place
         self._wakeups = wakeups
+        self._live_events = live_events
         self._policy = policy
         self._environment = environment
         self._sqlite = sqlite
@@ -116,10 +154,21 @@ class _Opening:
             from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 
             records = await SqliteRecordStore.open(directory / DATABASE, **options)
+        bus = None
+        if self._wakeups is None or self._live_events is None:
+            bus = MachineBus(directory / SOCKETS, environment=self._environment, read_only=place.read_only)
+            try:
+                await bus.opened()
+            except BaseException:
+                await records.close()
+                await bus.close()
+                raise
         return LocalBackend(
             records,
             FileObjectStore(directory / OBJECTS),
-            wakeups=self._wakeups,
+            bus=bus,
+            wakeups=self._wakeups or (bus and bus.wakeups),
+            live_events=self._live_events or (bus and bus.live),
             policy=self._policy,
             environment=self._environment,
             owns_store=True,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from agentscope_durable.assembly import LiveEvents
 from agentscope_durable.contracts.events import EventDelta, PreviewStarted
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.runtime.live import PREVIEW_CHARS_MAX, PREVIEWS_MAX, LiveEvents, PreviewQueue
+from agentscope_durable.runtime.live import PREVIEW_CHARS_MAX, PREVIEWS_MAX, PreviewQueue
 
 KEY = SessionKey("app", "c1")
 

@@ -7,6 +7,7 @@ from typing import assert_never
 
 import pytest
 
+from agentscope_durable.assembly import LiveEvents
 from agentscope_durable.contracts.errors import CursorExpired, HostClosed, InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.events import (
     Committed,
@@ -22,7 +23,7 @@ from agentscope_durable.contracts.options import EventDeltaType, EventStreamOpti
 from agentscope_durable.contracts.questions import ListEvents
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.domain.projection import EventProjection
-from agentscope_durable.runtime.live import PREVIEWS_MAX, LiveEvents
+from agentscope_durable.runtime.live import PREVIEWS_MAX
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, say
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, until
 

@@ -35,6 +35,7 @@ from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES, Rule
 from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.live import LiveEvents
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
@@ -83,6 +84,7 @@ class TransactionalSessionBackend:
         records: the store; its `capabilities` must be declared.
         objects: where bodies over 64 KiB go; None keeps them in the records.
         wakeups: transport of change hints; None lives by polling.
+        live_events: transport of previews between the runtimes over this store; None: each is on its own.
         policy: authorisation inside the transaction (BE-18).
         environment: time, chance and threads.
 
@@ -95,6 +97,7 @@ class TransactionalSessionBackend:
         objects: ObjectStore | None = None,
         *,
         wakeups: Wakeups | None = None,
+        live_events: LiveEvents | None = None,
         policy: CommitPolicy | None = None,
         environment: Environment = SYSTEM,
         owns_store: bool = False,
@@ -106,6 +109,7 @@ class TransactionalSessionBackend:
         self._records = records
         self._objects = objects
         self._wakeups: Wakeups = wakeups or NoWakeups()
+        self._live_events = live_events
         self._policy = policy
         self._environment = environment
         self._owns_store = owns_store
@@ -127,6 +131,7 @@ class TransactionalSessionBackend:
             self._records,
             self._objects,
             wakeups=wakeups,
+            live_events=self._live_events,
             policy=self._policy,
             environment=self._environment,
             owns_store=self._owns_store,
@@ -216,6 +221,9 @@ class TransactionalSessionBackend:
 
     def wakeups(self) -> Wakeups:
         return self._wakeups
+
+    def live_events(self) -> LiveEvents | None:
+        return self._live_events
 
     def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Heartbeat:
         return LeaseHeartbeat(self._records, self._environment, owner, lease_ms, published)

@@ -8,7 +8,10 @@ not possible the preview ends there, until its fact.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -35,47 +38,93 @@ def preview_key(preview: Preview) -> PreviewKey:
     return preview.message_id, preview.attempt, preview.call_id or ""
 
 
-class LocalLiveEvents:
-    """Links producers and observers within one assembly (ST-24).
+class _Attached:
+    """One listener, and what was published for it elsewhere than on its own event loop."""
 
-    All of it happens on the producer's event loop; share one object between runtimes of one loop only.
-    """
+    def __init__(self, listener: LiveListener) -> None:
+        self.listener = listener
+        self._loop = _running_loop()
+        self._lock = threading.Lock()
+        self._inbox: deque[Preview] = deque()
+        self._here = True
+
+    def tell(self, preview: Preview) -> None:
+        """From any thread. What does not fit is left out: the observer sees a hole, and ends that preview."""
+        if self._loop is None or (self._loop is _running_loop() and not self._inbox):
+            self._call(preview)
+            return
+        with self._lock:
+            waiting = bool(self._inbox)
+            if len(self._inbox) >= PREVIEWS_MAX:
+                return
+            self._inbox.append(preview)
+        if not waiting:
+            # It raises when that loop is closed: then there is nobody to tell any more.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        while True:
+            with self._lock:
+                if not self._inbox:
+                    return
+                preview = self._inbox.popleft()
+            self._call(preview)
+
+    def _call(self, preview: Preview) -> None:
+        if not self._here:
+            return
+        try:
+            self.listener(preview)
+        except Exception as error:  # noqa: BLE001 - an observer's defect is not the producer's (ST-26)
+            log.error("an observer of previews raised %s", type(error).__name__)
+
+    def leave(self) -> None:
+        self._here = False
+
+
+class LocalLiveEvents:
+    """Links producers and observers within one assembly (ST-24), on any number of event loops."""
 
     def __init__(self) -> None:
-        self._listeners: dict[SessionKey, tuple[LiveListener, ...]] = {}
+        self._lock = threading.Lock()
+        self._attached: dict[SessionKey, tuple[_Attached, ...]] = {}
 
     def publish(self, session: SessionKey, preview: Preview) -> None:
-        for listener in self._listeners.get(session, ()):
-            try:
-                listener(preview)
-            except Exception as error:  # noqa: BLE001 - an observer's defect is not the producer's (ST-26)
-                log.error(
-                    "an observer of previews raised %s",
-                    type(error).__name__,
-                    extra={"session_id": session.session_id},
-                )
+        for one in self._attached.get(session, ()):
+            one.tell(preview)
 
     def wanted(self, session: SessionKey) -> bool:
-        return session in self._listeners
+        return session in self._attached
 
     def attach(self, session: SessionKey, listener: LiveListener) -> None:
-        self._listeners[session] = (*self._listeners.get(session, ()), listener)
+        with self._lock:
+            self._attached[session] = (*self._attached.get(session, ()), _Attached(listener))
 
     def detach(self, session: SessionKey, listener: LiveListener) -> None:
-        # Two looks at one bound method are equal and not the same object.
-        rest = tuple(other for other in self._listeners.get(session, ()) if other != listener)
-        if rest:
-            self._listeners[session] = rest
-        else:
-            self._listeners.pop(session, None)
+        _ = self.detached(session, listener)
+
+    def detached(self, session: SessionKey, listener: LiveListener) -> int:
+        """`detach`; how often it was attached."""
+        with self._lock:
+            before = self._attached.get(session, ())
+            # Two looks at one bound method are equal and not the same object.
+            rest = tuple(one for one in before if one.listener != listener)
+            for one in before:
+                if one not in rest:
+                    one.leave()
+            if rest:
+                self._attached[session] = rest
+            else:
+                self._attached.pop(session, None)
+            return len(before) - len(rest)
 
 
-class LiveEvents:
-    """Where previews travel: `LiveEvents.local()` stays within one runtime."""
-
-    @staticmethod
-    def local() -> LocalLiveEvents:
-        return LocalLiveEvents()
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class PreviewQueue:

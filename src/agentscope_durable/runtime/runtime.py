@@ -97,7 +97,7 @@ class DurableRuntime:
         executor_parallelism: tool executions in hand at once.
         observer_parallelism: callbacks of subscriptions that run at once, over all of them (ST-14).
         on_error: told of errors that no caller sees.
-        live_events: where previews travel; by default within this runtime.
+        live_events: where previews travel; by default where the backend says, else within this runtime.
         close_timeout: seconds a Run has to come to a boundary when the runtime closes.
         takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look (D13).
         host_name: for people; the identity adds a nonce of this process.
@@ -147,7 +147,7 @@ class DurableRuntime:
         self._environment = environment
         self._close_timeout = close_timeout
         self._lease_ms = max(1, int(lease * 1000))
-        live = live_events or LocalLiveEvents()
+        live = live_events or backend.live_events() or LocalLiveEvents()
         self._definitions = Definitions(registered, definitions, definition_resolver)
         self._host = Host(
             backend=backend,

@@ -10,6 +10,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
+from agentscope_durable.spi.live import LiveEvents
 from agentscope_durable.spi.record_store import PAGE_MAX, Capabilities, OwnerLease, ReadyPage, ReadyScan
 
 
@@ -45,10 +46,18 @@ class Wakeups(Protocol):
 
     Keys are of fixed size: `s:<hash>` a Session changed, `r:<hash>` work of a ready class appeared,
     `*` anything.
+
+    Promises, each checked by name in `testing.WakeupsContract`:
+
+    heard      A listener hears its keys that are published while it listens, and `*`, on its own event loop.
+    keyed      It hears no others, unless it listens to all.
+    merged     What it has not looked at is kept once, within a bound; beyond that it hears `*`.
+    harmless   `publish` never blocks: not over a listener that does not look, nor over one whose loop has ended.
+    left       Who has left is not told.
     """
 
     def publish(self, keys: tuple[str, ...]) -> None:
-        """Tell listeners. Never blocks; what it raises does not reach the writer (BE-12)."""
+        """Tell listeners, from any thread. Never blocks; what it raises does not reach the writer (BE-12)."""
         ...
 
     def listen(self, keys: frozenset[str] | None = None) -> AbstractAsyncContextManager[AsyncIterator[frozenset[str]]]:
@@ -113,6 +122,10 @@ class SessionBackend(Protocol):
         ...
 
     def wakeups(self) -> Wakeups: ...
+
+    def live_events(self) -> LiveEvents | None:
+        """Where previews travel between the runtimes over this store; None: each runtime is on its own."""
+        ...
 
     def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Heartbeat: ...
 

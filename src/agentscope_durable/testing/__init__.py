@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
     from agentscope_durable.testing.harness_adapter import HarnessAdapterContract
     from agentscope_durable.testing.ledger import EffectLedger
+    from agentscope_durable.testing.live_events import LiveEventsContract
     from agentscope_durable.testing.manual_clock import ManualClock
     from agentscope_durable.testing.object_store import ObjectStoreContract
     from agentscope_durable.testing.openai_server import OpenAIServer
     from agentscope_durable.testing.record_store import RecordStoreContract
     from agentscope_durable.testing.scripted_harness import ScriptedHarness
     from agentscope_durable.testing.session_backend import SessionBackendContract
+    from agentscope_durable.testing.wakeups import WakeupsContract
 
 __all__ = [
     "EffectLedger",
     "ExecutorContract",
     "FaultyRecordStore",
     "HarnessAdapterContract",
+    "LiveEventsContract",
     "ManualClock",
     "ObjectStoreContract",
     "OpenAIServer",
     "RecordStoreContract",
     "ScriptedHarness",
     "SessionBackendContract",
+    "WakeupsContract",
 ]
 
 _HOMES = {
@@ -39,12 +43,14 @@ _HOMES = {
     "ExecutorContract": "executor",
     "FaultyRecordStore": "faulty_record_store",
     "HarnessAdapterContract": "harness_adapter",
+    "LiveEventsContract": "live_events",
     "ManualClock": "manual_clock",
     "ObjectStoreContract": "object_store",
     "OpenAIServer": "openai_server",
     "RecordStoreContract": "record_store",
     "ScriptedHarness": "scripted_harness",
     "SessionBackendContract": "session_backend",
+    "WakeupsContract": "wakeups",
 }
 
 

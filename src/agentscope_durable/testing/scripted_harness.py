@@ -726,14 +726,15 @@ class _Play:
         for number, word in enumerate(words):
             if gate and number == len(words) // 2 and not await self._wait_for(gate):
                 return False
+            # Counted although nobody looks: whoever comes later must see that the beginning is missing.
+            offset, shown = shown, shown + len(word)
             if not text or not self._context.wants_previews():
                 continue
-            if not shown:
+            if not offset:
                 self._context.preview(PreviewStarted("message", start.thread_id, start.turn_id, message_id, attempt))
             self._context.preview(
-                EventDelta("message", start.thread_id, start.turn_id, message_id, attempt, shown, word)
+                EventDelta("message", start.thread_id, start.turn_id, message_id, attempt, offset, word)
             )
-            shown += len(word)
         return True
 
     def _fill(self, text: str) -> str:
