@@ -166,15 +166,14 @@ async def test_two_observers_at_once_and_a_third_waits(hosts: Hosts) -> None:
 
         return block
 
+    before = threading.enumerate()
     subscriptions = [session.subscribe_events(DEFAULTS, observer(number)) for number in range(3)]
     await until(lambda: len(begun) == 2)
     turn = await session.submit("r1", "a")
     assert str(await turn.wait(SECONDS)) == "ok"
     assert begun == [0, 1]
-    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("observer-")} == {
-        "observer-0",
-        "observer-1",
-    }
+    begun_here = {thread.name for thread in threading.enumerate() if thread not in before}
+    assert {name for name in begun_here if name.startswith("observer-")} == {"observer-0", "observer-1"}
     # One that waits for its place can be closed, and the place is not lost.
     await subscriptions[2].close()
     fourth = Seen()
@@ -422,6 +421,11 @@ async def test_a_callback_that_does_not_finish_does_not_keep_the_runtime(
     runtime = await hosts.open([final()], start=False)
     session = await runtime.create_session(KEY, "agent")
     begun: list[str] = []
+    before = threading.enumerate()
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread not in before]
+
     interrupted, let_go = asyncio.Event(), threading.Event()
 
     async def forever(item: Any) -> None:
@@ -444,7 +448,7 @@ async def test_a_callback_that_does_not_finish_does_not_keep_the_runtime(
     assert all(subscription.is_closed() for subscription in subscriptions)
     assert [subscription.cursor() for subscription in subscriptions] == [None, None]
     let_go.set()
-    await until(lambda: not any(thread.name.startswith("observer-") for thread in threading.enumerate()))
+    await until(lambda: not any(thread.name.startswith("observer-") for thread in threads()))
 
 
 @pytest.mark.spec("LF-09", "ST-17")
