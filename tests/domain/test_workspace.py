@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import EntryConflict, Fenced, InvalidRequest, LimitExceeded, TooLarge
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import EntryRecord, WorkspaceRecord
+from agentscope_durable.contracts.records import CheckpointRecord, EntryRecord, WorkspaceRecord
 from agentscope_durable.contracts.workspace import ENTRIES_MAX, ENTRY_BYTES_MAX, EntryPath, check_path
 from agentscope_durable.domain.workspace import entries_to_restore
-from tests.domain.stage import MAIN, Owner, Stage, now
+from tests.domain.stage import BINDING, MAIN, Owner, Stage, now
 
 A: EntryPath = ("workspace", "a.txt")
 B: EntryPath = ("workspace", "src", "b/c.py")
+BASE = b'[0,[],[["b"]],true]'
 
 
 def put(path: EntryPath, expected: int, number: int, value: Any = "v", *, version: int = 0) -> c.EntryCommit:
@@ -84,8 +86,8 @@ def test_an_entry_is_put_read_listed_compared_and_deleted() -> None:
     assert (caught.value.key, caught.value.expected, caught.value.actual) == ("workspace/a.txt", 2, 1)
     owner.step(workspace=(put(A, 1, 3, "two"), gone(B, 1)))
     assert (value_of(stage, A), value_of(stage, B)) == ("two", None)
-    counted = stage.get(keys.workspace(MAIN), WorkspaceRecord)
-    assert (counted.entries, counted.size, counted.numbers) == (1, 5, 3)
+    record = stage.get(keys.workspace(MAIN), WorkspaceRecord)
+    assert (record.entries, record.size, record.numbers) == (1, 5, 3)
 
 
 @pytest.mark.spec("WS-01")
@@ -252,46 +254,115 @@ def test_every_settled_position_can_be_told() -> None:
     assert kept(stage, "content/") == [keys.content(MAIN, number) for number in (1, 2, 4, 5, 6)]
 
 
-def play(
-    chance: random.Random, owner: Owner, entries: dict[EntryPath, tuple[int, Any]], floor: int, number: int
-) -> Any:
-    """Some random changes in some commits; returns floor and number."""
+class Told:
+    """What a workspace should hold, kept beside it.
+
+    Attributes:
+        entries: version and value of each entry.
+        settled: the values as of each settled position.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[EntryPath, tuple[int, Any]] = {}
+        self.settled: dict[int, dict[EntryPath, Any]] = {0: {}}
+
+    def settle(self, at: int) -> None:
+        self.settled[at] = {path: value for path, (_, value) in self.entries.items()}
+
+
+def counted(stage: Stage, thread: str = MAIN) -> Any:
+    return ask(stage, q.GetWorkspace(session=stage.session, thread_id=thread))
+
+
+def play(chance: random.Random, owner: Owner, told: Told) -> None:
+    """Some random changes in some commits."""
     for _ in range(chance.randint(0, 3)):
         changes: list[c.EntryCommit] = []
+        view = counted(owner.stage)
+        number = view.numbers
         for path in chance.sample([A, B, ("c",), ("d", "e")], chance.randint(0, 3)):
-            version, _ = entries.get(path, (0, None))
+            version, _ = told.entries.get(path, (0, None))
             if version and chance.random() < 0.3:
                 changes.append(gone(path, version))
-                del entries[path]
-                floor = max(floor, version)
+                del told.entries[path]
             else:
                 number += 1
-                entries[path] = (max(version, floor) + 1, f"{path}@{number}")
-                changes.append(put(path, version, number, entries[path][1], version=entries[path][0]))
+                told.entries[path] = (max(version, view.floor) + 1, f"{path}@{number}")
+                changes.append(put(path, version, number, told.entries[path][1], version=told.entries[path][0]))
         owner.step(workspace=tuple(changes))
-    return floor, number
+
+
+def restored(stage: Stage, at: int, told: Told, request_id: str) -> int:
+    """Bring everything back to a settled position, as a host does; the new one."""
+    record = stage.get(keys.checkpoint(MAIN, at), CheckpointRecord)
+    head = stage.thread().position
+    ask_at = partial(q.EntriesAt, session=stage.session, thread_id=MAIN)
+    changes = entries_to_restore(
+        ask(stage, ask_at(at=head)), ask(stage, ask_at(at=record.through)), counted(stage).floor
+    )
+    native = c.NativeState(binding=BINDING, head=head, journal=BASE, writer="2.0.8", workspace=changes)
+    stage.do(
+        c.RestoreThread(
+            session=stage.session,
+            thread_id=MAIN,
+            request_id=request_id,
+            at=at,
+            expected_at=stage.thread().settled_at,
+            native=native,
+        )
+    )
+    told.entries = {
+        path: (entry.version, told.settled[record.through][path])
+        for path, entry in ask(stage, ask_at(at=stage.thread().position)).items()
+    }
+    return stage.thread().position
 
 
 @pytest.mark.spec("CK-07")
-@pytest.mark.parametrize("seed", range(20))
-def test_any_history_can_be_told_at_each_of_its_settled_positions(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history_can_be_told_and_brought_back_at_each_of_its_settled_positions(seed: int) -> None:
     chance = random.Random(seed)
     stage = Stage()
-    entries: dict[EntryPath, tuple[int, Any]] = {}
-    settled: dict[int, dict[EntryPath, Any]] = {0: {}}
-    floor = number = 0
+    told = Told()
+    checkpoints: list[int] = []
     for turn in range(8):
         owner = stage.running("a", request_id=f"r{turn}")
-        floor, number = play(chance, owner, entries, floor, number)
+        play(chance, owner, told)
         if chance.random() < 0.4:
             # The host dies in the Turn; what it committed stays.
             stage.dies("a")
             owner = stage.claim("b", dead=("a",))
-            floor, number = play(chance, owner, entries, floor, number)
+            play(chance, owner, told)
+        checkpoints.append(owner.checkpoint().position)
+        play(chance, owner, told)
         owner.answers(message=f"m{turn}")
-        settled[owner.position] = {path: value for path, (_, value) in entries.items()}
-        for at, wanted in settled.items():
-            assert values_at(stage, at) == wanted, f"seed {seed}, position {at} after turn {turn}"
+        told.settle(owner.position)
+        if chance.random() < 0.5:
+            at = chance.choice(checkpoints)
+            wanted = told.settled[stage.get(keys.checkpoint(MAIN, at), CheckpointRecord).through]
+            checkpoints.append(restored(stage, at, told, f"restore-{turn}"))
+            assert {path: value for path, (_, value) in told.entries.items()} == wanted
+            told.settle(checkpoints[-1])
+        for position, values in told.settled.items():
+            assert values_at(stage, position) == values, f"seed {seed}, position {position} after turn {turn}"
+
+
+@pytest.mark.spec("CK-07", "CK-14")
+def test_a_restore_that_saw_other_entries_is_refused_whole() -> None:
+    stage = Stage()
+    owner = stage.running()
+    owner.step(workspace=(put(A, 0, 1),))
+    at = owner.checkpoint().position
+    owner.answers()
+    head = stage.thread().position
+    native = c.NativeState(
+        binding=BINDING, head=head, journal=BASE, writer="2.0.8", workspace=(c.EntryCommit(path=A, expected=5),)
+    )
+    with stage.refuses(EntryConflict):
+        stage.do(
+            c.RestoreThread(session=stage.session, thread_id=MAIN, request_id="x", at=at, expected_at=at, native=native)
+        )
+    assert value_of(stage, A) == "v"
 
 
 @pytest.mark.spec("CK-07")

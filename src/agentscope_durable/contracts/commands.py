@@ -132,6 +132,31 @@ class Signal(Request, frozen=True, tag="signal"):
     digest: str
 
 
+# ---- the workspace ----
+
+
+class EntryCommit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of the Thread's workspace as a commit leaves it.
+
+    Attributes:
+        path: names of its namespace, and its key.
+        expected: version it has now; 0: there is none.
+        version: its new version, above every earlier one; 0: it is removed.
+        number: of its content, unused so far; with `content` None one that is stored already.
+        size: bytes of the content's JSON.
+        content: its value; None: it has the content of that number again.
+        modified_ms: when that content was made; 0: now.
+    """
+
+    path: tuple[str, ...]
+    expected: int
+    version: int = 0
+    number: int = 0
+    size: int = 0
+    content: Body | None = None
+    modified_ms: int = 0
+
+
 # ---- checkpoints ----
 
 
@@ -144,12 +169,14 @@ class NativeState(Discreet, frozen=True, kw_only=True, rename="camel"):
         journal: encoded JournalBatch that alone rebuilds the state; large ones as `@` + reference JSON. b"" only where
             an operator empties a Thread.
         writer: version of the library that wrote the state.
+        workspace: changes after which the Thread's workspace has the entries of that position (CK-07).
     """
 
     binding: Binding
     head: int
     journal: bytes
     writer: str
+    workspace: tuple[EntryCommit, ...] = ()
 
 
 class RestoreThread(Request, frozen=True, tag="restore"):
@@ -305,28 +332,6 @@ class WaitCondition(msgspec.Struct, frozen=True, rename="camel"):
 class CustomEvent(msgspec.Struct, frozen=True, rename="camel"):
     type: str
     value: Body
-
-
-class EntryCommit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry of the Thread's workspace as a commit leaves it.
-
-    Attributes:
-        path: names of its namespace, and its key.
-        expected: version it has now; 0: there is none.
-        version: its new version, above every earlier one; 0: it is removed.
-        number: of its content, unused so far; with `content` None one that is stored already.
-        size: bytes of the content's JSON.
-        content: its value; None: it has the content of that number again.
-        modified_ms: when that content was made; 0: now.
-    """
-
-    path: tuple[str, ...]
-    expected: int
-    version: int = 0
-    number: int = 0
-    size: int = 0
-    content: Body | None = None
-    modified_ms: int = 0
 
 
 class RunEndKind(StrEnum):

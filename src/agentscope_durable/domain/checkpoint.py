@@ -56,12 +56,18 @@ from agentscope_durable.domain.finish import end_turn, reads_finish
 from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.resources import THREADS_MAX, binding_view, open_thread
 from agentscope_durable.domain.turn import at_rest, settling, unsettled
+from agentscope_durable.domain.workspace import commit_entries, reads_entries
 
 # ---- restore ----
 
 
 def reads_restore(c: RestoreThread) -> Reads:
-    return Reads(keys=(keys.request(c.request_id), keys.thread(c.thread_id), keys.checkpoint(c.thread_id, c.at)))
+    return _reads(c).merged(Reads(keys=(keys.checkpoint(c.thread_id, c.at),)))
+
+
+def _reads(c: RestoreThread | ForkThread | RepairThread) -> Reads:
+    reads = Reads(keys=(keys.request(c.request_id), keys.thread(c.thread_id)))
+    return reads.merged(reads_entries(c.thread_id, c.native.workspace)) if c.native and c.native.workspace else reads
 
 
 def restore_thread(c: RestoreThread, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
@@ -95,7 +101,7 @@ def restore_thread(c: RestoreThread, seed: bytes, view: View, now_ms: int) -> Ch
 
 
 def reads_fork(c: ForkThread) -> Reads:
-    return Reads(keys=(keys.request(c.request_id), keys.thread(c.thread_id)))
+    return _reads(c)
 
 
 def fork_thread(c: ForkThread, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
@@ -155,7 +161,7 @@ def _name(binding: Binding) -> str:
 
 def reads_repair(c: RepairThread) -> Reads:
     return reads_finish(c.thread_id, c.turn_id).merged(
-        Reads(keys=(keys.request(c.request_id), keys.checkpoint(c.thread_id, c.at)))
+        _reads(c).merged(Reads(keys=(keys.checkpoint(c.thread_id, c.at),)))
     )
 
 
@@ -253,7 +259,7 @@ class _Installed(NamedTuple):
 def _install(
     draft: Draft, thread: ThreadRecord, native: NativeState, settled: SettledBy, source: ThreadKey, source_at: int
 ) -> _Installed:
-    """Append the copied baseline as a base of its own, and let the Thread stand on it.
+    """Append the copied baseline as a base of its own, with its entries, and let the Thread stand on it.
 
     Raises:
         RevisionConflict: the Thread has had a commit since the copy was made.
@@ -290,6 +296,8 @@ def _install(
         digest=digest,
     )
     draft.put(keys.thread(thread.thread_id), thread)
+    if native.workspace:
+        commit_entries(draft, thread.thread_id, at, native.workspace)
     key = ThreadKey(draft.session, thread.thread_id)
     return _Installed(thread, checkpoint_view(key, thread.binding, at, record))
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts.checkpoint import position_of
 from agentscope_durable.contracts.commands import (
+    EntryCommit,
     ForkThread,
     NativeState,
     RepairReceipt,
@@ -28,10 +29,19 @@ from agentscope_durable.contracts.errors import Misuse, NoCheckpointCodec
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.journal import Base, JournalBatch, JournalEntry, JournalEventType
-from agentscope_durable.contracts.questions import LoadCheckpoint, LoadThread
-from agentscope_durable.contracts.records import Binding
+from agentscope_durable.contracts.questions import (
+    EntriesAt,
+    GetContent,
+    GetWorkspace,
+    LoadCheckpoint,
+    LoadThread,
+    Question,
+)
+from agentscope_durable.contracts.records import Binding, EntryRecord
 from agentscope_durable.contracts.status import Audience
-from agentscope_durable.contracts.views import CheckpointView
+from agentscope_durable.contracts.views import CheckpointView, WorkspaceView
+from agentscope_durable.contracts.workspace import EntryPath
+from agentscope_durable.domain.workspace import entries_to_restore
 from agentscope_durable.runtime.definitions import Harness
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import CheckpointCodec, JournalRow, NativeBaseline, StoredCheckpoint
@@ -148,7 +158,39 @@ class Baselines:
         target = ThreadKey(command.session, command.thread_id)
         stored = await self._stored(source, at)
         native = await self._native(stored, source, at, target)
+        workspace = await self._workspace(stored, source, target)
+        native = replace(native, workspace=workspace)
         return await self._backend.execute(replace(command, native=native), audience=audience)
+
+    async def _workspace(
+        self, stored: StoredCheckpoint, source: ThreadKey, target: ThreadKey
+    ) -> tuple[EntryCommit, ...]:
+        """The changes after which the target's workspace has the entries of the settled position (CK-07, CK-17)."""
+        wanted = await self._entries(source, stored.through)
+        if target == source:
+            counted: WorkspaceView = await self._ask(GetWorkspace(session=source.session, thread_id=source.thread_id))
+            return entries_to_restore(await self._entries(source, stored.head), wanted, counted.floor)
+        return tuple([await self._copied(source, target, path, entry) for path, entry in wanted.items()])
+
+    async def _entries(self, thread: ThreadKey, at: int) -> dict[EntryPath, EntryRecord]:
+        return await self._ask(EntriesAt(session=thread.session, thread_id=thread.thread_id, at=at))
+
+    async def _copied(self, source: ThreadKey, target: ThreadKey, path: EntryPath, entry: EntryRecord) -> EntryCommit:
+        """An entry with its content in the scope of another Session; version and number stay what an agent has seen."""
+        question = GetContent(session=source.session, thread_id=source.thread_id, number=entry.number)
+        content = await self._backend.open_body(source.session, await self._ask(question))
+        return EntryCommit(
+            path=path,
+            expected=0,
+            version=entry.version,
+            number=entry.number,
+            size=entry.size,
+            content=await self._backend.put_body(target.session, content),
+            modified_ms=entry.modified_ms,
+        )
+
+    async def _ask(self, question: Question) -> Any:
+        return await self._backend.query(question, audience=Audience.HOST)
 
     async def _stored(self, thread: ThreadKey, at: int) -> StoredCheckpoint:
         question = LoadCheckpoint(session=thread.session, thread_id=thread.thread_id, at=at)

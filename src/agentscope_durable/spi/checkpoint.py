@@ -32,6 +32,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         base_at, digest: the rows from there to the position rebuild the state, and add up to this; 0 and "" for none.
         writer: version of the library that wrote the state.
         head: stream position of the Thread's last commit.
+        through: position as of which its workspace belongs to the settled one; 0 for none.
     """
 
     binding: Binding
@@ -39,6 +40,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     writer: str
     head: int
+    through: int = 0
 
 
 class NativeBaseline(Discreet, frozen=True, kw_only=True):

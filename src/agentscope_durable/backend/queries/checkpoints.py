@@ -53,4 +53,5 @@ async def load_checkpoint(reader: Reader, question: q.LoadCheckpoint) -> StoredC
         digest="" if record is None else record.digest,
         writer="" if record is None else record.writer,
         head=thread.position,
+        through=0 if record is None else record.through,
     )
