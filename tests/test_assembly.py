@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,9 @@ import apsw
 import pytest
 
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.errors import InvalidRequest, NotADatabase, UnknownFormat
+from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, NotADatabase, UnknownFormat
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.questions import GetSession
 from agentscope_durable.contracts.records import STORAGE_FORMAT
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -109,6 +112,34 @@ async def test_a_folder_is_made_and_can_be_awaited_or_entered(tmp_path: Path) ->
     await again.close()
 
     assert (tmp_path / "a" / "b" / "durable.db").is_file()
+
+
+@pytest.mark.spec("LO-07")
+@pytest.mark.backend("sqlite")
+async def test_a_closed_backend_has_let_go_of_its_folder(tmp_path: Path) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
+        await runtime.start()
+        session = await runtime.create_session(KEY, "agent")
+        await session.call("r1", "go", timeout=30)
+        assert _open_below(tmp_path)
+
+    assert _open_below(tmp_path) == []
+    # The log was moved into the file, and nobody is said to be there.
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["durable.db"]
+    assert [path for path in (tmp_path / "hosts").rglob("*") if path.is_file()] == []
+    for use in (backend.query(GetSession(session=KEY)), backend.owners(), backend.put_body(KEY, b"x" * 100_000)):
+        with pytest.raises(HostClosed):
+            await use
+    await backend.close()
+    shutil.rmtree(tmp_path)
+
+
+def _open_below(folder: Path) -> list[str]:
+    """Files of this folder that this process has open."""
+    here = "/proc/self/fd"
+    links = [os.readlink(f"{here}/{fd}") for fd in os.listdir(here) if os.path.exists(f"{here}/{fd}")]
+    return [link for link in links if link.startswith(str(folder))]
 
 
 async def test_opening_does_nothing_before_it_is_awaited(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.commands import (
+    Cancel,
     Claim,
     Claimed,
     ClaimExecution,
@@ -21,12 +22,13 @@ from agentscope_durable.contracts.commands import (
     RecordOutcome,
     RunEnd,
     RunEndKind,
+    SettleTurn,
     ToolCommit,
 )
 from agentscope_durable.contracts.errors import DurableError, InvalidRequest
 from agentscope_durable.contracts.journal import JournalBatch, JournalEntry
-from agentscope_durable.contracts.questions import GetTurn, ListEvents, LoadThread
-from agentscope_durable.contracts.status import Audience, ExecutionKind, ExecutionState
+from agentscope_durable.contracts.questions import GetTurn, ListEvents, ListTools, LoadThread
+from agentscope_durable.contracts.status import Audience, ExecutionKind, ExecutionState, TurnStatus
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.session_backend import BINDING, SESSION, submission
 
@@ -162,6 +164,46 @@ async def test_a_result_and_the_waking_of_its_turn_are_stored_together_or_not_at
     assert await everything(backend, claimed) == before
     mend_writes(place)
     assert (await backend.execute(outcome, audience=Audience.HOST)).settled
+
+
+@pytest.mark.spec("SE-04", "BE-17", "EV-07")
+@pytest.mark.parametrize("table", TABLES)
+async def test_cleaned_state_applied_results_and_the_end_of_a_turn_are_stored_together_or_not_at_all(
+    backend: TransactionalSessionBackend, place: Path, table: str
+) -> None:
+    claimed = await claim(backend)
+    receipt = await backend.execute(intent(claimed), audience=Audience.HOST)
+    # The result of a call is there and not applied when the cancelled Turn is settled, and another Turn stands behind.
+    await backend.execute(submission("r2"))
+    await backend.execute(Cancel(session=SESSION, thread_id="main", turn_id=claimed.turn_id, request_id="c1"))
+    receipt = await backend.execute(
+        step(claimed, receipt.position, end=RunEnd(kind=RunEndKind.CANCELLED)), audience=Audience.HOST
+    )
+    settle = SettleTurn(
+        session=SESSION,
+        thread_id="main",
+        turn_id=claimed.turn_id,
+        run_id="",
+        fence=claimed.fence,
+        expected_position=receipt.position,
+        journal=checkpoint(receipt.position),
+        checkpoint=True,
+        base=True,
+        applied=("c1",),
+    )
+    before = await everything(backend, claimed)
+
+    break_writes(place, table)
+    with pytest.raises((DurableError, apsw.Error)):
+        await backend.execute(settle, audience=Audience.HOST)
+
+    assert await everything(backend, claimed) == before
+    mend_writes(place)
+    await backend.execute(settle, audience=Audience.HOST)
+    turn = await backend.query(GetTurn(session=SESSION, thread_id="main", turn_id=claimed.turn_id))
+    assert turn.status is TurnStatus.CANCELLED
+    [call] = await backend.query(ListTools(session=SESSION, thread_id="main", turn_id=claimed.turn_id))
+    assert (call.applied_at, call.applied_at_ms is not None) == (None, True)
 
 
 @pytest.mark.spec("BE-22")

@@ -230,7 +230,7 @@ async def test_however_a_host_ends_its_turn_goes_on_and_ends_the_same(place: Pla
 
 
 @pytest.mark.case("C30")
-@pytest.mark.spec("CT-07")
+@pytest.mark.spec("AD-20")
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
 async def test_only_a_stored_cancel_makes_it_cancelled(place: Place, way: str) -> None:
     async with place.session() as session:

@@ -21,6 +21,7 @@ from agentscope_durable.contracts.errors import (
     NotFound,
     RevisionConflict,
 )
+from agentscope_durable.contracts.events import LEGACY_TYPES, PAYLOADS
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX, ModelFact, StepFact
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -669,3 +670,34 @@ def test_a_result_names_the_event_of_its_message() -> None:
     event = stage.events()[result.message_seq - 1]
     assert (event.type, event.data["content"][0]["text"]) == ("message.completed", "the answer")
     assert stage.thread().settled_at == stage.thread().checkpoint_at
+
+
+@pytest.mark.spec("EV-13")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(PAYLOADS),
+        *sorted(LEGACY_TYPES),
+        "foo.bar",
+        "artifact.created",
+        "message.note",
+        "x",
+        "x.",
+        "x.app",
+        "x..note",
+        "x.app.",
+        "X.app.note",
+        "x.app.no te",
+        "x.app." + "n" * 128,
+    ],
+)
+def test_an_applications_event_has_a_name_of_its_own_and_none_of_ours(name: str) -> None:
+    stage = Stage()
+    owner = stage.running()
+    with stage.refuses(InvalidRequest) as refused:
+        owner.step(events=(c.CustomEvent(name, body_of({"messageId": "m", "content": []})),))
+    assert refused.value.path == "type"
+
+    owner.step(events=(c.CustomEvent("x.app.note", body_of({"done": 1})),))
+    [event] = stage.events("x.app.note")
+    assert event.data == {"value": {"done": 1}}

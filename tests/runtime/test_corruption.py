@@ -6,13 +6,20 @@ from pathlib import Path
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.change import Reads
+from agentscope_durable.contracts.errors import DigestMismatch
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.status import RunStatus, TurnStatus, WaitKind
+from agentscope_durable.contracts.questions import LoadThread
+from agentscope_durable.contracts.records import ThreadRecord, decode
+from agentscope_durable.contracts.status import Audience, RunStatus, TurnStatus, WaitKind
+from agentscope_durable.domain.frame import chained
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, think
+from agentscope_durable.testing.scripted_harness import STATE_VERSION, WRITER, ScriptedHarness, approval, final, think
 
 KEY = SessionKey("app", "corrupted")
 SCRIPT = (think("first"), approval("deploy"), final("done"))
@@ -84,3 +91,34 @@ async def test_a_native_block_that_was_altered_is_not_restored_and_not_thrown_aw
         await HostOperations(backend).release(turn, request_id="op1")
         await waits_for(turn, WaitKind.OPERATOR)
         assert newest_block(tmp_path / "durable.db") == stored
+
+
+@pytest.mark.spec("BE-20")
+async def test_with_the_native_state_stands_what_it_is_and_what_it_must_add_up_to(tmp_path: Path) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((think("first"), think("second"), final("done"))))
+    async with (
+        LocalBackend.open(tmp_path) as backend,
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime,
+    ):
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        await session.call("r1", "go", timeout=30)
+        key = keys.thread("main")
+        found = (await backend.records.read(keys.partition(KEY), Reads(keys=(key,)))).keys[key]
+        frame = decode(ThreadRecord, found)
+        binding = frame.binding
+        assert (binding.harness, binding.definition_version, binding.state_version) == ("agent", "v1", STATE_VERSION)
+        assert frame.writer == WRITER
+        assert 0 < frame.base_at <= frame.checkpoint_at <= frame.position
+
+        # The digest is of the native blocks from the base to the checkpoint, and of nothing else.
+        question = LoadThread(session=KEY, thread_id="main", first=frame.base_at, last=frame.checkpoint_at)
+        digest = ""
+        for row in await backend.query(question, audience=Audience.HOST):
+            digest = chained(digest, row.journal)
+        assert digest == frame.digest != ""
+        with pytest.raises(DigestMismatch):
+            await backend.query(replace(question, digest="0" * 64), audience=Audience.HOST)
+        # What a position is called outside is a text of its own.
+        [settled] = await session.main_thread().checkpoints()
+        assert isinstance(settled.position, str)

@@ -155,7 +155,7 @@ async def test_an_answer_given_while_paused_takes_effect_after_resume(hosts: Hos
     assert harness.ledger.count("tool") == 1
 
 
-@pytest.mark.spec("IN-10", "IN-11")
+@pytest.mark.spec("IN-10")
 async def test_a_denial_lets_the_agent_go_on(hosts: Hosts) -> None:
     harness = ScriptedHarness([approval("t"), final("{results}")])
     _, turn = await asking(hosts, harness)

@@ -25,10 +25,12 @@ from agentscope_durable.contracts.status import (
     TurnStatus,
     WaitKind,
 )
-from agentscope_durable.contracts.views import RecoveryPolicy
+from agentscope_durable.contracts.views import RecoveryPolicy, ToolView
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.spi.executor import Succeeded
 from agentscope_durable.spi.harness import RunContext
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.ledger import EffectLedger
@@ -694,3 +696,47 @@ async def test_a_classification_that_is_no_answer_is_not_stored_and_the_default_
 
     assert len(await turn.list_runs()) == 1
     assert [type(error) for error in hosts.errors] == [Misuse]
+
+
+@pytest.mark.spec("PR-09")
+async def test_a_true_output_is_shown_after_recovery_and_unknown_stays_until_it_is_verified(
+    hosts: Hosts, clock: ManualClock
+) -> None:
+    """One call has ended before its host is lost, the other is under way: what is shown of each outlives the hosts."""
+    gates = Gates()
+    script = [local("look", value="seen"), local("pay", gate="paying"), final("{results}")]
+
+    async def shown() -> dict[str, tuple[ExecutionState, object]]:
+        tools = await turn.list_tools()
+        folded = (await turn.snapshot()).projection.tools.values()
+        assert {tool.call_id: tool for tool in tools} == {tool.call_id: tool for tool in folded}
+        return {tool.name: (tool.state, (tool.result or {}).get("value")) for tool in tools}
+
+    first = await hosts.open(ScriptedHarness(script, gates=gates))
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    await gates.reached("paying")
+    assert await shown() == {"look": (ExecutionState.COMPLETED, "seen"), "pay": (ExecutionState.RUNNING, None)}
+    kill(first)
+    clock.advance(LEASE_MS + 1)
+    for _ in range(3):
+        # However many hosts come and go, nobody guesses.
+        host = await hosts.open(ScriptedHarness(script, gates=Gates()))
+        turn = host.get_session(KEY).get_turn(turn.turn_id)
+        view = await turn_is(turn, TurnStatus.WAITING)
+        assert [reason.kind for reason in view.waiting_on] == [WaitKind.TOOL_UNKNOWN]
+        assert await shown() == {"look": (ExecutionState.COMPLETED, "seen"), "pay": (ExecutionState.UNKNOWN, None)}
+        await host.close()
+
+    call_id = next(tool.call_id for tool in await _any(hosts, turn) if tool.state is ExecutionState.UNKNOWN)
+    host = await hosts.open(ScriptedHarness(script, gates=Gates()))
+    turn = host.get_session(KEY).get_turn(turn.turn_id)
+    await HostOperations(hosts.backend).reconcile_tool(
+        turn, call_id, request_id="e1", result=Succeeded(value="paid, says the bank"), evidence_ref="statement 7"
+    )
+    assert str(await turn.wait(SECONDS)) == "seen, paid, says the bank"
+    assert (await shown())["pay"] == (ExecutionState.COMPLETED, "paid, says the bank")
+
+
+async def _any(hosts: Hosts, turn: DurableTurn) -> list[ToolView]:
+    """The calls of a Turn as a host sees them that runs nothing."""
+    return await (await hosts.open()).get_session(KEY).get_turn(turn.turn_id).list_tools()

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("agentscope")
 
+import httpx
+import openai
 from agentscope.agent import ContextConfig, ModelConfig
 from agentscope.credential import CredentialBase
 from agentscope.message import TextBlock
@@ -437,6 +439,32 @@ async def test_a_providers_status_says_whether_trying_again_may_help(tmp_path: P
     assert view.status == ("COMPLETED" if again else "FAILED")
     assert agents.adapter().classify(ProviderError("x")) is again
     assert view.recovery.failures == 1 and view.runs == (2 if again else 1)
+
+
+def _network_faults() -> list[Exception]:
+    request = httpx.Request("POST", "http://model")
+    return [
+        ConnectionRefusedError("nobody listens"),
+        ConnectionResetError("cut off"),
+        TimeoutError("too slow"),
+        httpx.ConnectError("no route", request=request),
+        httpx.ReadTimeout("too slow", request=request),
+        httpx.RemoteProtocolError("cut off", request=request),
+        openai.APIConnectionError(request=request),
+        openai.APITimeoutError(request=request),
+    ]
+
+
+@pytest.mark.spec("RC-09")
+@pytest.mark.parametrize("error", _network_faults(), ids=lambda error: type(error).__name__)
+async def test_a_fault_of_the_network_is_tried_again(tmp_path: Path, error: Exception) -> None:
+    agents = Agents(tmp_path, by_request(Fail(error), ["done"]))
+    stage = await agents.stage()
+    turn = await stage.submit("r1", "go")
+    view = await stage.play(turn)
+
+    assert (view.status, view.runs, view.recovery.failures) == ("COMPLETED", 2, 1)
+    assert agents.requests == 2
 
 
 @pytest.mark.spec("TM-01")

@@ -64,7 +64,7 @@ async def commits_of_an_uncut_turn(tmp_path: Path) -> int:
     return stage.commits
 
 
-@pytest.mark.spec("AS-25")
+@pytest.mark.spec("AS-25", "SE-06", "Q-12")
 @pytest.mark.case("C04", "C06")
 @pytest.mark.parametrize("how", ["cancel", "fail"])
 async def test_stopped_after_any_commit_the_next_turn_works(tmp_path: Path, how: str) -> None:
