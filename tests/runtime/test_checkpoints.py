@@ -471,9 +471,7 @@ class Branches:
 @pytest.mark.case("C69")
 @given(st.lists(st.tuples(st.sampled_from("ttrf"), st.integers(0, 20), st.integers(0, 20)), min_size=3, max_size=12))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_from_any_position_of_any_history_the_agent_goes_on_with_what_it_knew(
-    steps: list[tuple[str, int, int]],
-) -> None:
+def test_from_any_position_of_any_history_the_agent_knows_what_it_knew(steps: list[tuple[str, int, int]]) -> None:
     async def story() -> None:
         backend = MemoryBackend()
         harness = Harness("agent", "v1", ScriptedHarness([final("I know: {context}")]))
