@@ -83,8 +83,8 @@ async def test_a_restore_and_a_fork_cost_the_rows_of_one_epoch_and_one_commit_wh
         store.forget()
         restored = await thread.restore(second.position, page.current, "restore")
         # Asked, position, Thread, the stream from the base to the position (two commits of each Turn and the second
-        # one's claim), decided.
-        assert store.read_rows == 3 + 2 + 1 + 5 + 3
+        # one's claim), the workspace then and now, decided.
+        assert store.read_rows == 3 + 2 + 1 + 5 + 3 + 3
         [change] = store.changes
         assert change.entry is not None
         assert sorted(key for key, _ in change.puts) == [
@@ -96,8 +96,8 @@ async def test_a_restore_and_a_fork_cost_the_rows_of_one_epoch_and_one_commit_wh
 
         store.forget()
         await thread.fork(restored.position, ThreadKey(KEY, "branch"), "fork")
-        # The same, and the stream is one row: a restored position is a base.
-        assert store.read_rows == 2 + 2 + 1 + 1 + 2
+        # The same, and the stream is one row: a restored position is a base. The workspace is that of then.
+        assert store.read_rows == 2 + 2 + 1 + 1 + 1 + 2
         [change] = store.changes
         assert sorted(key for key, _ in change.puts) == [
             keys.checkpoint("branch", 1),
