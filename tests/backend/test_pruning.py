@@ -33,7 +33,7 @@ from agentscope_durable.contracts.errors import (
 from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.projection import Projection, SnapshotView
-from agentscope_durable.contracts.records import ModelFact, StepFact, ThreadRecord, Usage, decode
+from agentscope_durable.contracts.records import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.status import (
     Audience,
     ExecutionKind,
@@ -51,7 +51,7 @@ from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
-from tests.backend.world import BINDING, LARGE, SESSION, Chance, World
+from tests.backend.world import BINDING, LARGE, SESSION, Chance, World, everything
 
 WHOLE = EventFilter()
 
@@ -83,56 +83,6 @@ async def world(backend: str, tmp_path: Path) -> AsyncGenerator[World]:
 
 def operations(world: World) -> HostOperations:
     return HostOperations(world.backend)
-
-
-async def everything(world: World) -> dict[str, Any]:
-    """Every answer there is about the Session, but the listing of its events."""
-    answers: dict[str, Any] = {}
-
-    async def note(question: Any) -> Any:
-        answers[repr(question)] = answer = await world.ask(question)
-        return answer
-
-    async def pages(question: Any) -> list[Any]:
-        answers[repr(question)] = items = await world.pages(question)
-        return items
-
-    session = {"session": world.session}
-    snapshot: SnapshotView = await note(q.GetSnapshot(**session))
-    await note(q.GetSession(**session))
-    for message in await pages(q.GetHistory(**session, limit=3)):
-        await note(q.GetMessage(**session, message_id=message.id))
-    for thread in await pages(q.ListThreads(**session)):
-        narrow = EventFilter(thread.thread_id)
-        await note(q.GetSnapshot(**session, filter=narrow))
-        await pages(q.GetHistory(**session, filter=narrow))
-        await native(world, thread.thread_id, answers)
-    for turn in snapshot.projection.turns.values():
-        where = session | {"thread_id": turn.thread_id, "turn_id": turn.turn_id}
-        narrow = EventFilter(turn.thread_id, turn.turn_id)
-        await note(q.GetSnapshot(**session, filter=narrow))
-        await pages(q.GetHistory(**session, filter=narrow))
-        await note(q.GetTurn(**where))
-        await note(q.ListTools(**where))
-        await note(q.ListInteractions(**where, pending_only=False))
-        await note(q.ListInteractions(**where))
-        await note(q.OpenWork(**where))
-        for run in await pages(q.ListRuns(**where)):
-            await note(q.GetSnapshot(**session, filter=replace(narrow, run_id=run.run_id)))
-            await pages(q.ListSteps(**where, run_id=run.run_id))
-            await pages(q.ListModelCalls(**where, run_id=run.run_id))
-    return answers
-
-
-async def native(world: World, thread_id: str, answers: dict[str, Any]) -> None:
-    """What a Thread's state is built from: at every position, to the byte."""
-    key = keys.thread(thread_id)
-    records = await world.store.read(keys.partition(world.session), Reads(keys=(key,)))
-    thread = decode(ThreadRecord, records.keys[key], key=key)
-    active = records.head.threads.get(thread_id)
-    for last in range(1, (thread if active is None else active).position + 1):
-        question = q.LoadThread(session=world.session, thread_id=thread_id, first=1, last=last)
-        answers[repr(question)] = await world.ask(question)
 
 
 async def rich(world: World) -> str:

@@ -31,6 +31,8 @@ from agentscope_durable.contracts.records import (
     Binding,
     Failure,
     StepFact,
+    ThreadRecord,
+    decode,
 )
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import (
@@ -115,11 +117,13 @@ class Seeded:
 class World:
     """A Session, a host that runs its Threads by hand, and somebody who asks."""
 
-    def __init__(self, session: SessionKey = SESSION, *, store: Any = None, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self, session: SessionKey = SESSION, *, store: Any = None, clock: ManualClock | None = None, backend: Any = None
+    ) -> None:
         self.session = session
         self.clock = clock or ManualClock()
-        self.store: Any = store or CountingStore(self.clock)
-        self.backend = TransactionalSessionBackend(self.store, Objects(), environment=Seeded())  # type: ignore[arg-type]
+        self.store: Any = store or (CountingStore(self.clock) if backend is None else backend.records)
+        self.backend = backend or TransactionalSessionBackend(self.store, Objects(), environment=Seeded())  # type: ignore[arg-type]
         self.runs: dict[str, c.Claimed] = {}
         self.steps: dict[str, int] = {}
         self.requests = itertools.count(1)
@@ -261,6 +265,56 @@ def stored_event(event_type: str, payload: dict[str, Any], turn: str = "", run: 
 
 
 # ---- random histories ----
+
+
+async def everything(world: World) -> dict[str, Any]:
+    """Every answer there is about the Session, but the listing of its events."""
+    answers: dict[str, Any] = {}
+
+    async def note(question: Any) -> Any:
+        answers[repr(question)] = answer = await world.ask(question)
+        return answer
+
+    async def pages(question: Any) -> list[Any]:
+        answers[repr(question)] = items = await world.pages(question)
+        return items
+
+    session = {"session": world.session}
+    snapshot: SnapshotView = await note(q.GetSnapshot(**session))
+    await note(q.GetSession(**session))
+    for message in await pages(q.GetHistory(**session, limit=3)):
+        await note(q.GetMessage(**session, message_id=message.id))
+    for thread in await pages(q.ListThreads(**session)):
+        narrow = EventFilter(thread.thread_id)
+        await note(q.GetSnapshot(**session, filter=narrow))
+        await pages(q.GetHistory(**session, filter=narrow))
+        await native(world, thread.thread_id, answers)
+    for turn in snapshot.projection.turns.values():
+        where = session | {"thread_id": turn.thread_id, "turn_id": turn.turn_id}
+        narrow = EventFilter(turn.thread_id, turn.turn_id)
+        await note(q.GetSnapshot(**session, filter=narrow))
+        await pages(q.GetHistory(**session, filter=narrow))
+        await note(q.GetTurn(**where))
+        await note(q.ListTools(**where))
+        await note(q.ListInteractions(**where, pending_only=False))
+        await note(q.ListInteractions(**where))
+        await note(q.OpenWork(**where))
+        for run in await pages(q.ListRuns(**where)):
+            await note(q.GetSnapshot(**session, filter=replace(narrow, run_id=run.run_id)))
+            await pages(q.ListSteps(**where, run_id=run.run_id))
+            await pages(q.ListModelCalls(**where, run_id=run.run_id))
+    return answers
+
+
+async def native(world: World, thread_id: str, answers: dict[str, Any]) -> None:
+    """What a Thread's state is built from: at every position, to the byte."""
+    key = keys.thread(thread_id)
+    records = await world.store.read(keys.partition(world.session), Reads(keys=(key,)))
+    thread = decode(ThreadRecord, records.keys[key], key=key)
+    active = records.head.threads.get(thread_id)
+    for last in range(1, (thread if active is None else active).position + 1):
+        question = q.LoadThread(session=world.session, thread_id=thread_id, first=1, last=last)
+        answers[repr(question)] = await world.ask(question)
 
 
 class Chance:

@@ -1,0 +1,128 @@
+"""C69, C70: deleting old data emptied what later data build on, or left a thread half there when it was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.errors import CursorExpired
+from agentscope_durable.contracts.events import cursor_of, sequence_of
+from agentscope_durable.domain import pruning
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.testing.scripted_harness import Emit, ScriptedHarness, approval, final, local, say
+from tests.backend.world import World, everything
+from tests.census.forks import ForkServer
+from tests.runtime.conftest import KEY, all_events, turn_is
+
+BATCH = 4
+LARGE = "x" * 100_000
+SCRIPT = [
+    say("I begin"),
+    Emit(type="x.app.progress", value={"percent": 1}),
+    local("look", value=LARGE),
+    approval("pay", amount=1),
+    say("almost"),
+    final("{results}"),
+]
+pytestmark = pytest.mark.backend("sqlite")
+
+
+async def prune(job: Mapping[str, Any]) -> None:
+    """Prune everything, a few commits at a time. Where it is killed is the failpoint's affair."""
+    pruning.PRUNE_ROWS = BATCH
+    async with LocalBackend.open(job["folder"], synchronous="NORMAL") as backend:
+        await HostOperations(backend).prune_events(KEY, through=job["through"])
+
+
+async def live(folder: Path) -> None:
+    """Two Turns that have ended, and one that waits for an answer."""
+    harness = ScriptedHarness(SCRIPT, tools={"pay": lambda amount: "paid"})
+    async with (
+        LocalBackend.open(folder, synchronous="NORMAL") as backend,
+        DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05) as runtime,
+    ):
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        for number in range(3):
+            turn = await session.submit(f"r{number}", "go")
+            await turn_is(turn, "WAITING")
+            if number < 2:
+                (question,) = await turn.pending_interactions()
+                await turn.respond(f"yes{number}", question.interaction_id, True)
+                await turn_is(turn, "COMPLETED")
+
+
+@pytest.mark.case("C69", "C70", "C12")
+@pytest.mark.spec("EV-19", "PR-04", "PR-14")
+async def test_pruning_that_is_killed_anywhere_leaves_everything_or_the_replay_alone(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    await live(tmp_path)
+    async with LocalBackend.open(tmp_path, synchronous="NORMAL") as backend:
+        before = await everything(World(KEY, backend=backend))
+        async with DurableRuntime(backend=backend) as runtime:
+            events = await all_events(runtime.get_session(KEY))
+    job = {"folder": str(tmp_path), "through": events[-1].cursor}
+
+    killed = 0
+    oldest = 0
+    sides = ("before", "after")
+    while True:
+        # At first nothing is done, then one batch, then two: every kill finds the work of those before it.
+        failpoint = f"store.commit.{sides[killed % 2]}:{1 + killed // 8}"
+        ended = forks.run("tests.cases.test_c70_half_deleted:prune", job, failpoint=failpoint)
+        async with LocalBackend.open(tmp_path, synchronous="NORMAL") as backend:
+            assert await everything(World(KEY, backend=backend)) == before
+            async with DurableRuntime(backend=backend) as runtime:
+                oldest = await replayable(runtime.get_session(KEY), events, oldest)
+        if not ended.killed:
+            assert ended.code == 0, ended.output
+            break
+        killed += 1
+
+    assert killed > 10
+    assert oldest == len(events)
+
+
+async def replayable(session: Any, events: list[Any], former: int) -> int:
+    """What is left can be replayed, what is gone says so, and nothing comes back. Returns the oldest cursor."""
+    kept = await all_events(session)
+    oldest = len(events) - len(kept)
+    assert oldest >= former
+    assert kept == events[oldest:]
+    if oldest:
+        with pytest.raises(CursorExpired) as caught:
+            await session.list_events(cursor_of(KEY, oldest - 1) if oldest > 1 else events[0].cursor)
+        assert caught.value.oldest == oldest
+    assert (await session.list_events(cursor_of(KEY, oldest), 1)).events == tuple(kept[:1])
+    assert sequence_of(KEY, (await session.snapshot()).cursor) == len(events)
+    return oldest
+
+
+@pytest.mark.case("C69")
+async def test_a_thread_whose_events_are_gone_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    await live(tmp_path)
+    async with LocalBackend.open(tmp_path, synchronous="NORMAL") as backend:
+        await HostOperations(backend).prune_events(KEY, older_than=0)
+
+    harness = ScriptedHarness(SCRIPT, tools={"pay": lambda amount: "paid"})
+    async with (
+        LocalBackend.open(tmp_path, synchronous="NORMAL") as backend,
+        DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05) as runtime,
+    ):
+        session = runtime.get_session(KEY)
+        await runtime.start()
+        (*_, view) = (await session.list_turns()).items
+        turn = session.get_turn(view.turn_id)
+        (question,) = await turn.pending_interactions()
+        await turn.respond("at last", question.interaction_id, True)
+        await turn_is(turn, "COMPLETED")
+
+        assert str(await turn.result()).endswith("paid")
+        assert [tool.state for tool in await turn.list_tools()] == ["COMPLETED", "COMPLETED"]
+        assert harness.ledger.count("tool") == 1, "the first call was not made again"
