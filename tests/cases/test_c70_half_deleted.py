@@ -11,13 +11,14 @@ import pytest
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.errors import CursorExpired
 from agentscope_durable.contracts.events import cursor_of, sequence_of
+from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.domain import pruning
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import Emit, ScriptedHarness, approval, final, local, say
-from tests.backend.world import World, everything
+from tests.backend.world import World, everything, native
 from tests.census.forks import ForkServer
-from tests.runtime.conftest import KEY, all_events, turn_is
+from tests.runtime.conftest import KEY, Hosts, all_events, turn_is
 
 BATCH = 4
 LARGE = "x" * 100_000
@@ -29,7 +30,6 @@ SCRIPT = [
     say("almost"),
     final("{results}"),
 ]
-pytestmark = pytest.mark.backend("sqlite")
 
 
 async def prune(job: Mapping[str, Any]) -> None:
@@ -57,6 +57,7 @@ async def live(folder: Path) -> None:
                 await turn_is(turn, "COMPLETED")
 
 
+@pytest.mark.backend("sqlite")
 @pytest.mark.case("C69", "C70", "C12")
 @pytest.mark.spec("EV-19", "PR-04", "PR-14")
 async def test_pruning_that_is_killed_anywhere_leaves_everything_or_the_replay_alone(
@@ -104,6 +105,7 @@ async def replayable(session: Any, events: list[Any], former: int) -> int:
     return oldest
 
 
+@pytest.mark.backend("sqlite")
 @pytest.mark.case("C69")
 async def test_a_thread_whose_events_are_gone_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     await live(tmp_path)
@@ -126,3 +128,52 @@ async def test_a_thread_whose_events_are_gone_goes_on_from_its_checkpoint(tmp_pa
         assert str(await turn.result()).endswith("paid")
         assert [tool.state for tool in await turn.list_tools()] == ["COMPLETED", "COMPLETED"]
         assert harness.ledger.count("tool") == 1, "the first call was not made again"
+
+
+@pytest.mark.case("C69")
+async def test_every_position_is_restored_and_forked_after_pruning_as_before(hosts: Hosts) -> None:
+    runtime = await hosts.open([say("so"), final("{context}")])
+    session = await runtime.create_session(KEY, "agent")
+    main = session.main_thread()
+    for number in range(4):
+        turn = await main.submit(f"r{number}", f"word {number}")
+        await turn_is(turn, "COMPLETED")
+    positions = [view.position for view in (await main.checkpoints()).items]
+    early = await forked(session, main, positions, "copy-a")
+
+    world = World(KEY, backend=hosts.backend)
+    before = await everything(world)
+    await HostOperations(hosts.backend).prune_events(KEY, older_than=0)
+    assert await everything(world) == before, "of the positions and of the forks nothing is gone"
+
+    assert [view.position for view in (await main.checkpoints()).items] == positions
+    late = await forked(session, main, positions, "copy-b")
+    assert await natives(world, late) == await natives(world, early)
+    for number, thread in enumerate(late):
+        turn = await thread.submit(f"late-{number}", "and now?")
+        await turn_is(turn, "COMPLETED")
+        assert [f"word {n}" in str(await turn.result()) for n in range(4)] == [n <= number for n in range(4)]
+    again = await main.restore(positions[0], positions[-1], "back")
+    assert again.source is not None
+    turn = await main.submit("r9", "and now?")
+    await turn_is(turn, "COMPLETED")
+    assert "word 0" in str(await turn.result()) and "word 1" not in str(await turn.result())
+
+
+async def forked(session: Any, thread: Any, positions: list[str], name: str) -> list[Any]:
+    return [
+        await thread.fork(position, ThreadKey(KEY, f"{name}-{number}"), f"{name}-{number}")
+        for number, position in enumerate(positions)
+    ]
+
+
+async def natives(world: World, threads: list[Any]) -> list[Any]:
+    """The native rows of each Thread, to the byte."""
+    found = []
+    for thread in threads:
+        answers: dict[str, Any] = {}
+        await native(world, thread.thread_id, answers)
+        rows = [row for answer in answers.values() for row in answer]
+        # A copy says whose it is.
+        found.append([(row.at, row.journal.replace(b"copy-a", b"copy-b")) for row in rows])
+    return found
