@@ -5,7 +5,8 @@ ratios: what grows with the answer is given per message, and what must not grow 
 the process, all threads of it, as medians of several looks, those of both sizes taken in turn: reading waits for
 nothing but the processor, and a shared machine would drown the rest.
 
-- replay: an `EventProjection` folds 100,000 events; per event, and that as a multiple of a fold of 10,000.
+- replay: an `EventProjection` folds 100,000 events; per event, and that as a multiple of a fold of
+  10,000. What is above 1 there is the garbage collector, and the same for 300,000.
 - snapshot: the whole per message; a Turn and a Thread of one Turn beside all the others; the whole after pruning.
 - last page: the last 100 messages of the history, and the last 100 events.
 - prune: everything, with what it leaves of the store's bytes and how long its commits are.
