@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentscope_durable.assembly import MemoryBackend
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import (
     Closed,
     Conflict,
@@ -24,17 +25,22 @@ from agentscope_durable.contracts.errors import (
     NotFound,
     PositionConflict,
     RequestConflict,
+    Unavailable,
+    Uncertain,
     Unfinished,
 )
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.status import SettledBy, TurnStatus
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime, Harness, HarnessResolver
 from agentscope_durable.spi.checkpoint import NativeBaseline
+from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness, Stall, final, say
 from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is
 
 SCRIPT = (say("hm"), final("I know: {context}"))
 BRANCH = ThreadKey(KEY, "branch")
+TOLD = {"restore": "thread.restored", "fork": "thread.forked"}
 
 
 async def conversation(runtime: DurableRuntime, *said: str, key: SessionKey = KEY) -> Any:
@@ -178,6 +184,38 @@ async def test_a_repeated_restore_or_fork_is_the_first_one(hosts: Hosts) -> None
     assert (await refused(thread.fork(first, ThreadKey(KEY, "b2"), "fork"), RequestConflict)).field == "thread"
     await refused(session.get_thread("b2").view(), NotFound)
     assert await all_events(session) == before
+
+
+@pytest.mark.spec("AD-17", "BE-29")
+@pytest.mark.parametrize("what", ["restore", "fork"])
+async def test_a_lost_answer_is_settled_by_the_same_request(what: str) -> None:
+    store = FaultyRecordStore(MemoryRecordStore())
+    backend = TransactionalSessionBackend(store)
+    harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
+    async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        for text in ("a", "b"):
+            await session.call(text, text)
+        assert await runtime.drain()
+        thread = session.main_thread()
+        first, second = await positions(thread)
+
+        async def ask() -> Any:
+            if what == "restore":
+                return (await thread.restore(first, second, "once")).position
+            return (await thread.fork(first, BRANCH, "once")).key
+
+        # It is asked whether it may be done, and then done: nothing came of the first, the second was not heard of.
+        for nth, lost in ((1, False), (2, True)):
+            if lost:
+                store.lose_answer(nth=nth)
+            else:
+                store.fail(nth=nth)
+            await refused(ask(), Uncertain if lost else Unavailable)
+        answer = await ask()
+        assert await ask() == answer
+        assert len([event for event in await all_events(session) if event.type == TOLD[what]]) == 1
 
 
 @pytest.mark.spec("CK-14")
