@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         SessionStreamEvent,
         SnapshotReset,
     )
+    from agentscope_durable.contracts.examination import CheckView, Examination, Finding
     from agentscope_durable.contracts.explanation import Explanation, HostView, Reason
     from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey, ThreadKey, TurnKey
     from agentscope_durable.contracts.messages import (
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
         ResourceStatus,
         RunStatus,
         SettledBy,
+        Severity,
         StepPhase,
         StepStatus,
         TurnStatus,
@@ -147,6 +149,7 @@ __all__ = [
     "Audio",
     "Base64",
     "Cancelled",
+    "CheckView",
     "CheckpointPage",
     "CheckpointView",
     "Closed",
@@ -172,11 +175,13 @@ __all__ = [
     "EventProjection",
     "EventStreamOptions",
     "EventSubscription",
+    "Examination",
     "ExecutionKind",
     "ExecutionState",
     "Explanation",
     "Failed",
     "Fenced",
+    "Finding",
     "Forbidden",
     "FormatError",
     "FunctionExecutor",
@@ -224,18 +229,19 @@ __all__ = [
     "ResourceStatus",
     "Retry",
     "RevisionConflict",
-    "SnapshotTooLarge",
     "Role",
     "RunStatus",
     "RunView",
     "SessionEventClient",
     "SessionEventStream",
     "SessionKey",
-    "SessionStreamEvent",
     "SessionSizeView",
+    "SessionStreamEvent",
     "SessionView",
     "SettledBy",
+    "Severity",
     "SnapshotReset",
+    "SnapshotTooLarge",
     "StallPage",
     "StallView",
     "StepPhase",
@@ -288,13 +294,14 @@ _HOMES = {
     "contracts.events": (
         "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"
     ),
+    "contracts.examination": "CheckView Examination Finding",
     "contracts.explanation": "Explanation HostView Reason",
     "contracts.identity": "MAIN_THREAD_ID SessionKey ThreadKey TurnKey",
     "contracts.messages": "Audio Base64 Image Input InputKind Message Role Text Url Video",
     "contracts.options": "EventDeltaType EventStreamOptions",
     "contracts.status": (
         "Actor ExecutionKind ExecutionState InteractionKind InteractionState ModelStatus ReasonKind ReplayRule"
-        " ResourceStatus RunStatus SettledBy StepPhase StepStatus TurnStatus WaitKind"
+        " ResourceStatus RunStatus SettledBy Severity StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
         "CheckpointPage CheckpointView CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView"

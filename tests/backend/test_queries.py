@@ -126,7 +126,7 @@ async def test_an_unknown_session_is_not_found_by_any_question(question: Any) ->
 
 def test_every_question_there_is_can_be_asked() -> None:
     # These are of no Session.
-    operators = {q.ListAllSessions, q.FindTurn, q.ListStalled, q.MeasureStore}
+    operators = {q.ListAllSessions, q.FindTurn, q.ListStalled, q.MeasureStore, q.Examine}
     asked = {type(question) for question in UNKNOWN} | {q.ListSessions, q.Watermarks} | operators
     declared = {
         kind

@@ -85,6 +85,7 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "EntriesAt",
     }
     assert questions[Audience.OPERATOR] == {
+        "Examine",
         "FindTurn",
         "ListAllSessions",
         "ListStalled",

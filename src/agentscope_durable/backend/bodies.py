@@ -35,6 +35,11 @@ class Bodies:
         self._objects = objects
         self._mark = mark
 
+    @property
+    def objects(self) -> ObjectStore | None:
+        """Where large bodies are; None where every body is inline."""
+        return self._objects
+
     async def put(self, session: SessionKey, content: bytes) -> Body:
         """Inline when small, else stored and referenced."""
         if self._objects is None or len(content) <= INLINE_MAX_BYTES:

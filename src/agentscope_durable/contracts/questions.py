@@ -39,6 +39,18 @@ class GetThread(Question, frozen=True, tag="get_thread"):
     thread_id: str
 
 
+class Examine(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="examine"):
+    """Whether the store is sound (C82).
+
+    Attributes:
+        deep: make the expensive checks, too: every commit, every record, every object.
+        session: look at this Session only; None looks at all.
+    """
+
+    deep: bool = False
+    session: SessionKey | None = None
+
+
 class ListThreads(Question, frozen=True, tag="list_threads"):
     cursor: str | None = None
     limit: int = 100

@@ -221,6 +221,17 @@ class ReasonKind(StrEnum):
     """Accepted inputs wait for its next boundary."""
 
 
+class Severity(StrEnum):
+    """How bad a finding of `doctor` is."""
+
+    DAMAGE = "damage"
+    """Stored data is not what was written, or is gone."""
+    TROUBLE = "trouble"
+    """Nothing is damaged, and somebody has to do something."""
+    NOTE = "note"
+    """It does no harm."""
+
+
 class Actor(StrEnum):
     """Whose move it is."""
 

@@ -29,9 +29,11 @@ from agentscope_durable.contracts.commands import (
 )
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.events import cursor_of, sequence_of
+from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id, check_key
 from agentscope_durable.contracts.questions import (
+    Examine,
     FindTurn,
     ListAllSessions,
     ListStalled,
@@ -202,6 +204,20 @@ class HostOperations:
         """
         check_key(thread)
         return await self._baselines.export(thread, stream_position(thread, position))
+
+    async def doctor(self, *, deep: bool = False, session: SessionKey | None = None) -> Examination:
+        """Whether the store is sound, and what exactly is not (C82). Read-only, in bounded memory.
+
+        It takes as long as reading the store's file once. On a store that hosts write meanwhile, SQLite's log grows
+        until it is done.
+
+        Args:
+            deep: read every commit, record and object, too, and compare them with their sums and digests.
+            session: look at this Session only.
+        """
+        if session is not None:
+            check_key(session)
+        return await self._backend.query(Examine(deep=deep, session=session), audience=Audience.OPERATOR)
 
     async def stalled(self, after: Timeout = STALL_AFTER, *, cursor: str | None = None, limit: int = 100) -> StallPage:
         """Threads of all Sessions whose Turn could go on and has not for this long (C18). Read-only.

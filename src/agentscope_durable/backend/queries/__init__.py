@@ -21,6 +21,7 @@ from agentscope_durable.backend.queries import (
     calls,
     checkpoints,
     events,
+    examination,
     explanation,
     messages,
     runs,
@@ -87,6 +88,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListEntries: Answer(HOST, workspace.list_entries),
     q.GetContent: Answer(HOST, workspace.get_content),
     q.EntriesAt: Answer(HOST, workspace.entries_at),
+    q.Examine: Answer(OPERATOR, examination.examine),
 }
 """Every question there is."""
 

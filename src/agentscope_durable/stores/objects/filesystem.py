@@ -87,6 +87,23 @@ class FileObjectStore:
 
         return await self._call(names)
 
+    def folder_of(self, partition: str) -> str:
+        return self._folder(partition).name
+
+    async def folders(self, after: str = "", limit: int = 1000) -> list[str]:
+        check_limit(limit)
+
+        def names() -> list[str]:
+            found: list[str] = []
+            for above in sorted(self._directory.glob("??")):
+                if above.name >= after[:2] and above.is_dir():
+                    found += sorted(name for name in os.listdir(above) if name > after)
+                if len(found) >= limit:
+                    break
+            return found[:limit]
+
+        return await self._call(names)
+
     async def close(self) -> None:
         self._closed = True
 

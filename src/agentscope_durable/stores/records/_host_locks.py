@@ -109,6 +109,19 @@ class HostLocks:
             for descriptor in obtained.values():
                 os.close(descriptor)
 
+    def strays(self, owners: Iterable[str]) -> list[str]:
+        """Files that nobody holds and no lease names, at most SWEPT_MAX. Nothing is removed."""
+        kept = {self._path(owner) for owner in (*owners, *self._held)}
+        found: list[str] = []
+        for path in sorted(self.folder.glob("*.lock")):
+            if path in kept or len(found) == SWEPT_MAX:
+                continue
+            descriptor = _obtain(path)
+            if descriptor is not None:
+                os.close(descriptor)
+                found.append(path.name)
+        return found
+
     def living(self, owner: str) -> bool:
         """Whether a process holds the owner's lock. False where that is not known."""
         return owner in self._held or (self._path(owner).exists() and not self.dead((owner,)))

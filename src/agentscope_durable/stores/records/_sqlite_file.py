@@ -82,18 +82,21 @@ _NETWORK = frozenset(
 )
 
 
+def version_risk(number: int, text: str) -> str | None:
+    """What this SQLite can do to a store; None if nothing is known against it."""
+    if not (_WAL_RESET[0] <= number <= _WAL_RESET[1] or number == _WITHDRAWN):
+        return None
+    return f"SQLite {text} can corrupt a store that several connections write (its WAL-reset defect, fixed in 3.51.3)"
+
+
 def check_version(number: int, text: str, *, strict: bool) -> None:
     """Warn about, or with `strict` refuse, a SQLite that can corrupt a file with several connections."""
-    if not (_WAL_RESET[0] <= number <= _WAL_RESET[1] or number == _WITHDRAWN):
+    risk = version_risk(number, text)
+    if risk is None:
         return
     if strict:
         raise Incompatible("the SQLite store", required="SQLite 3.51.3 or later, not 3.52.0", present=f"SQLite {text}")
-    warnings.warn(
-        f"SQLite {text} can corrupt a store that several connections write (its WAL-reset defect, fixed in 3.51.3); "
-        + "install a newer apsw",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    warnings.warn(f"{risk}; install a newer apsw", RuntimeWarning, stacklevel=2)
 
 
 def check_filesystem(path: Path, mounts: str) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from agentscope_durable.spi.inspection import DamagePage, StoreCondition
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
     Capabilities,
@@ -13,18 +14,23 @@ from agentscope_durable.spi.record_store import (
     PartitionSize,
     Reads,
     ReadyPage,
+    ReadyRow,
     ReadyScan,
     Records,
     SessionScan,
 )
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
+from agentscope_durable.stores.records._host_locks import HostLocks
+from agentscope_durable.stores.records._sqlite_inspection import condition, damaged, ready_of
 from agentscope_durable.stores.records._sqlite_reader import Reader
 
 T = TypeVar("T")
 
 
 class SqliteReadings(ABC):
-    """The reading half of a `RecordStore`."""
+    """The reading half of a `RecordStore`, and what can be told of its health."""
+
+    _locks: HostLocks
 
     @abstractmethod
     async def _ask(self, call: Callable[[Reader], T]) -> T:
@@ -61,6 +67,16 @@ class SqliteReadings(ABC):
     async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
         check_limit(limit)
         return await self._ask(lambda reader: reader.owners(after, limit))
+
+    async def condition(self, *, deep: bool) -> StoreCondition:
+        return await self._ask(lambda reader: condition(reader, self._locks, deep=deep))
+
+    async def damaged(self, partition: str, after: tuple[int, int] | None, limit: int) -> DamagePage:
+        check_limit(limit)
+        return await self._ask(lambda reader: damaged(reader, partition, after, limit))
+
+    async def ready_of(self, partition: str) -> list[ReadyRow]:
+        return await self._ask(lambda reader: ready_of(reader, partition))
 
     async def measure(self, partition: str) -> PartitionSize:
         return await self._ask(lambda reader: reader.measure(partition))

@@ -1,0 +1,82 @@
+"""Whether a SQLite store is sound: what SQLite says of the file, and what each log row's sums say of the row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import apsw
+
+from agentscope_durable.contracts.keys import READY_DISPATCH, READY_LEASE, READY_RUNNING, READY_TURN
+from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
+from agentscope_durable.spi.inspection import DamagedRow, DamagePage, StoreCondition
+from agentscope_durable.spi.record_store import ReadyRow
+from agentscope_durable.stores.records._host_locks import HostLocks
+from agentscope_durable.stores.records._sqlite_file import version_risk
+from agentscope_durable.stores.records._sqlite_reader import Reader
+from agentscope_durable.stores.records._sqlite_rows import events_sum, rest_sum
+
+__all__ = ["condition", "damaged", "ready_of"]
+
+FAULTS_MAX: Final = 100
+"""Faults SQLite lists at most; a file that has so many is beyond a list."""
+_KINDS: Final = (READY_TURN, READY_DISPATCH, READY_LEASE, READY_RUNNING)
+
+_P = "select p from head where name=?"
+_LOG = """select first, rev, count, stream, at, events, private, journal, events_sum, rest_sum from log
+    where p=? and (first, rev)>(?, ?) order by first, rev limit ?"""
+_READY = "select kind, klass, due_ms, item, value from ready where kind=? and p=? order by item"
+
+
+def condition(reader: Reader, locks: HostLocks, *, deep: bool) -> StoreCondition:
+    connection = reader.connection
+    check = "integrity_check" if deep else "quick_check"
+    said = [str(line) for (line,) in reader.run(f"pragma {check}({FAULTS_MAX})")]
+    mode = str(connection.pragma("journal_mode"))
+    facts = {
+        "format": f"{STORAGE_FORMAT} ({STORAGE_REVISION})",
+        "sqlite": apsw.sqlite_lib_version(),
+        "apsw": apsw.apsw_version(),
+        "journalMode": mode,
+        "pageSize": str(connection.pragma("page_size")),
+        "pages": str(connection.pragma("page_count")),
+        "freePages": str(connection.pragma("freelist_count")),
+    }
+    risks = [version_risk(apsw.SQLITE_VERSION_NUMBER, apsw.sqlite_lib_version())]
+    # A file that nobody has open is read without its log, and says "off" or "delete" of itself then.
+    if mode not in ("wal", "off", "delete"):
+        risks.append(f"its journal mode is {mode}, and not wal: hosts would keep each other from working")
+    return StoreCondition(
+        facts=facts,
+        faults=tuple(line for line in said if line != "ok"),
+        risks=tuple(risk for risk in risks if risk),
+        strays=tuple(locks.strays(reader.owner_names())),
+    )
+
+
+def damaged(reader: Reader, partition: str, after: tuple[int, int] | None, limit: int) -> DamagePage:
+    found: list[DamagedRow] = []
+    place = after
+    looked_at = 0
+    for (p,) in reader.run(_P, (partition,)).fetchall():
+        for row in reader.run(_LOG, (p, *(after or (-1, -1)), limit)):
+            first, rev, count, stream, at, events, private, journal, of_events, of_rest = row
+            looked_at += 1
+            place = (first, rev)
+            parts: list[str] = []
+            # Pruning leaves a sum with what it leaves.
+            if of_events != (None if events is None else events_sum(events)):
+                parts.append("events")
+            if of_rest != rest_sum(private or b"", journal or b""):
+                parts.append("native state or facts of its Run")
+            if parts:
+                found.append(DamagedRow(first, count, stream or "", at, " and ".join(parts)))
+    return DamagePage(tuple(found), looked_at, place if looked_at == limit else None)
+
+
+def ready_of(reader: Reader, partition: str) -> list[ReadyRow]:
+    found: list[ReadyRow] = []
+    for (p,) in reader.run(_P, (partition,)).fetchall():
+        for kind in _KINDS:
+            for name, klass, due_ms, item, value in reader.run(_READY, (kind, p)):
+                found.append(ReadyRow(kind=name, klass=klass, due_ms=due_ms, item=item, value=value))
+    return found
