@@ -68,3 +68,24 @@ async def test_only_an_operator_measures(hosts: Hosts) -> None:
     for question in (MeasureSession(session=KEY), MeasureStore()):
         await refused(hosts.backend.query(question), Forbidden)
     await refused(HostOperations(hosts.backend).measure(KEY), NotFound)
+
+
+@pytest.mark.spec("BE-28", "RT-21")
+@pytest.mark.backend("sqlite")
+async def test_a_store_can_be_measured_and_watched_without_writing_to_it(tmp_path: Path) -> None:
+    async with LocalBackend.open(tmp_path) as backend:
+        async with DurableRuntime(
+            backend=backend, harnesses=[Harness("agent", "v1", ScriptedHarness([final()]))]
+        ) as runtime:
+            session = await runtime.create_session(KEY, "agent")
+            await session.submit("r1", "go")
+        operations = HostOperations(backend)
+        before = await operations.measure(KEY), await operations.watchdog(0)
+    assert before[1].unclaimed == 1
+    async with LocalBackend.open(tmp_path, read_only=True) as backend:
+        operations = HostOperations(backend)
+        assert await operations.measure(KEY) == before[0]
+        watched = await operations.watchdog(0)
+        assert (watched.owned, watched.unclaimed, watched.complete) == (0, 1, True)
+        store = await operations.measure_store()
+        assert (store.changes, store.stored_bytes > 0) == (0, True)
