@@ -29,8 +29,7 @@ DurableError
 - **Rejected**: asked like this it can never succeed. Change the request, the state or the program.
 - **Retry**: nothing was changed. Ask again, with the same request id.
 - **Unconfirmed**: it may have happened, or not. Query it, or repeat it with the *same* request id: a request is
-  admitted
-  once, however often it is asked. A new request id could do it twice.
+  admitted once, however often it is asked. A new request id could do it twice.
 
 `str(error)` says what happened, to which id, and what to do next. `error.code` is the word used on the wire, in the
 CLI's JSON output and in stored failures; it never changes. *Exit* is the exit status of the `durable` command.
