@@ -386,6 +386,71 @@ async def test_it_can_be_closed_from_anywhere(hosts: Hosts, place: str) -> None:
     assert subscription.cursor() == cursor_of(KEY, len(seen))
 
 
+@pytest.mark.spec("ST-13", "LF-09")
+@pytest.mark.parametrize("how", ["wait_for", "gather", "task", "thread"])
+async def test_a_callback_that_waits_for_the_close_in_another_task_does_not_wait_for_itself(
+    hosts: Hosts, how: str
+) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(KEY, "agent")
+    loop = asyncio.get_running_loop()
+    closed = threading.Event()
+
+    async def closing() -> None:
+        await subscription.close()
+
+    async def close(item: Any) -> None:
+        match how:
+            case "wait_for":
+                await asyncio.wait_for(closing(), SECONDS)
+            case "gather":
+                await asyncio.gather(closing(), closing())
+            case _:
+                await asyncio.create_task(closing())
+        closed.set()
+
+    def close_there(item: Any) -> None:
+        asyncio.run_coroutine_threadsafe(closing(), loop).result(SECONDS)
+        closed.set()
+
+    async with asyncio.timeout(SECONDS / 2):
+        subscription = session.subscribe_events(DEFAULTS, close_there if how == "thread" else close)
+        await until(closed.is_set)
+        await subscription.close()
+
+    assert subscription.cursor() == cursor_of(KEY, 1)
+
+
+class Odd(BaseException):
+    """Neither an Exception nor one of those that asyncio knows: test tools and other event loops raise such."""
+
+
+@pytest.mark.spec("ST-11", "ST-13")
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+@pytest.mark.parametrize("error", [Odd, GeneratorExit, SystemExit, asyncio.CancelledError, StopIteration])
+async def test_nothing_that_a_callback_raises_ends_its_subscription(
+    hosts: Hosts, kind: str, error: type[BaseException]
+) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(KEY, "agent")
+    seen: list[int] = []
+
+    def thread(item: Any) -> None:
+        seen.append(item.event.sequence)
+        if len(seen) <= 2:
+            raise error("no")
+
+    async def coroutine(item: Any) -> None:
+        thread(item)
+
+    subscription = session.subscribe_events(DEFAULTS, coroutine if kind == "coroutine" else thread)
+    await until(lambda: len(seen) == 4 or subscription.is_closed())
+
+    assert seen == [1, 1, 1, 2]
+    assert subscription.last_failure() is not None
+    await subscription.close()
+
+
 @pytest.mark.spec("ST-17")
 async def test_a_callback_under_way_finishes_when_the_runtime_closes(hosts: Hosts) -> None:
     runtime = await hosts.open([final()], start=False)

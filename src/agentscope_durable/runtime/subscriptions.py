@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ from typing import Self
 from agentscope_durable.contracts.errors import HostClosed, WrongLoop
 from agentscope_durable.contracts.events import Committed, SessionStreamEvent, SnapshotReset
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.runtime.classify import ends_the_program
 from agentscope_durable.runtime.door import Door
 from agentscope_durable.runtime.observers import Listener
 from agentscope_durable.runtime.replay import cursor_after
@@ -26,6 +28,9 @@ __all__ = ["EventSubscription"]
 
 Open = Callable[[str | None, OnRetry], SessionEventStream]
 """Makes the stream that goes on after a cursor."""
+
+_calls: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("_calls", default=())
+"""The calls of listeners that this code was begun in, also where it runs in a task or a thread of its own."""
 
 
 class EventSubscription:
@@ -43,7 +48,8 @@ class EventSubscription:
         self._cursor = after
         self._failure: BaseException | None = None
         self._closed = False
-        self._calling = False
+        # The call of the listener that is under way.
+        self._call_now: object | None = None
         self._loop = asyncio.get_running_loop()
         self._task = door.subscribed(self, self._run())
 
@@ -64,7 +70,7 @@ class EventSubscription:
 
         Returns:
             something that may be awaited, on the runtime's loop, until a callback under way has finished. From within
-            that callback it is over at once.
+            that callback, and from tasks it has begun, it is over at once.
         """
         if not self._closed:
             self._closed = True
@@ -73,13 +79,16 @@ class EventSubscription:
         return _Closing(self._ended)
 
     def _interrupt(self) -> None:
-        if not self._calling:
+        if self._call_now is None:
             self._task.cancel()
 
     async def _ended(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop("subscription")
-        if asyncio.current_task() is not self._task and not self._task.done():
+        if self._call_now is not None and any(call is self._call_now for call in _calls.get()):
+            # The callback may wait for this very task, as with `asyncio.wait_for`: waiting for it here ends never.
+            return
+        if not self._task.done():
             await asyncio.wait({self._task})
 
     async def __aenter__(self) -> Self:
@@ -133,19 +142,23 @@ class EventSubscription:
 
     async def _call(self, item: SessionStreamEvent) -> bool:
         async with self._door.observers.places:
-            self._calling = True
+            self._call_now = call = object()
+            inside = _calls.set((*_calls.get(), call))
             try:
                 if self._closed:
                     return False
                 await self._door.observers.call(self._listener, item)
-            except (Exception, asyncio.CancelledError, SystemExit) as error:
+            except BaseException as error:
                 # A cancellation of something it waited for, or an exit, ends neither this subscription nor the loop.
                 if isinstance(error, asyncio.CancelledError) and self._task.cancelling():
+                    raise
+                if ends_the_program(error, self._task):
                     raise
                 self._failed(error)
                 return False
             finally:
-                self._calling = False
+                self._call_now = None
+                _calls.reset(inside)
             return True
 
     async def _pause(self) -> None:
