@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentscope_durable.contracts.errors import (
-    CursorExpired,
     HostClosed,
     InvalidCursor,
     InvalidRequest,
@@ -30,10 +29,10 @@ from agentscope_durable.contracts.events import (
 )
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
-from agentscope_durable.contracts.questions import ListEvents
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.runtime import door as door_module
+from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, say
 from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, until
@@ -539,22 +538,12 @@ async def test_a_callback_may_close_the_runtime(hosts: Hosts, kind: str) -> None
     assert subscription.cursor() == cursor_of(KEY, len(after))
 
 
-class Pruned:
-    """The backend, with the events up to a number gone."""
-
-    def __init__(self, backend: Any, through: int) -> None:
-        self._backend = backend
-        self.through = through
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    async def query(self, question: Any, **options: Any) -> Any:
-        if isinstance(question, ListEvents) and question.cursor is not None:
-            position = sequence_of(question.session, question.cursor)
-            if position < self.through:
-                raise CursorExpired(position, oldest=self.through)
-        return await self._backend.query(question, **options)
+async def prune(hosts: Hosts, session: Any) -> int:
+    """Drop every event there is now; how many of the first are gone."""
+    [*_, last] = await all_events(session)
+    receipt = await HostOperations(hosts.backend).prune_events(KEY, through=last.cursor)
+    assert receipt.dropped > 0
+    return sequence_of(KEY, receipt.cursor)
 
 
 @pytest.mark.spec("ST-07", "ST-34")
@@ -565,7 +554,8 @@ async def test_a_reset_is_delivered_until_it_is_taken(hosts: Hosts, narrow: Even
     other = await session.create_thread("x", "agent")
     await (await session.submit("r1", "a")).wait(SECONDS)
     await (await other.submit("r2", "b")).wait(SECONDS)
-    api = await hosts.open(backend=Pruned(hosts.backend, 5))
+    await prune(hosts, session)
+    api = await hosts.open(start=False)
     projection = EventProjection(KEY, narrow)
     given: list[SessionStreamEvent] = []
     cursors: list[str | None] = []
@@ -602,7 +592,9 @@ async def test_a_timeline_whose_beginning_is_gone_is_never_shown_as_if_it_were_w
     brain = await hosts.open([final("ok")])
     session = await brain.create_session(KEY, "agent")
     await (await session.submit("r1", "a")).wait(SECONDS)
-    api = await hosts.open(backend=Pruned(hosts.backend, 5))
+    assert await prune(hosts, session) > 5
+    await (await session.submit("r2", "kept")).wait(SECONDS)
+    api = await hosts.open(start=False)
     projection = EventProjection(KEY)
     kinds: list[type] = []
 
@@ -614,7 +606,7 @@ async def test_a_timeline_whose_beginning_is_gone_is_never_shown_as_if_it_were_w
             projection.accept(item.event)
 
     subscription = api.get_session(KEY).subscribe_events(DEFAULTS, apply)
-    turn = await session.submit("r2", "b")
+    turn = await session.submit("r3", "b")
     await turn.wait(SECONDS)
     [*_, last] = await all_events(session)
     await until(lambda: subscription.cursor() == last.cursor)
@@ -622,6 +614,29 @@ async def test_a_timeline_whose_beginning_is_gone_is_never_shown_as_if_it_were_w
     assert kinds[0] is SnapshotReset and set(kinds[1:]) == {Committed}
     assert projection.projection == (await session.snapshot()).projection
     assert subscription.last_failure() is None
+
+
+@pytest.mark.spec("ST-34", "ST-07")
+async def test_a_turn_that_was_kept_whole_is_shown_whole_and_another_begins_with_its_snapshot(hosts: Hosts) -> None:
+    runtime = await hosts.open([final("ok")])
+    session = await runtime.create_session(KEY, "agent")
+    first = await session.submit("r1", "a")
+    await first.wait(SECONDS)
+    await prune(hosts, session)
+    second = await session.submit("r2", "b")
+    await second.wait(SECONDS)
+    of_first, of_second = Seen(), Seen()
+    first.subscribe_events(DEFAULTS, of_first)
+    second.subscribe_events(DEFAULTS, of_second)
+    await of_second.ended(second)
+    await until(lambda: len(of_first.items) > 0)
+
+    assert [item.event for item in of_second.items] == await all_events(second)
+    (reset,) = of_first.items
+    assert isinstance(reset, SnapshotReset)
+    assert reset.snapshot.filter.turn_id == first.turn_id
+    assert reset.snapshot.projection == (await first.snapshot()).projection
+    assert set(reset.snapshot.projection.turns) == {first.turn_id}
 
 
 @pytest.mark.spec("ST-19")
@@ -720,7 +735,8 @@ async def test_an_observer_that_was_lost_looks_again_and_submits_nothing(hosts: 
     await turn.wait(SECONDS)
 
     # It comes back with its cursor, and the cursor has expired meanwhile.
-    second = await hosts.open(backend=Pruned(hosts.backend, len(await all_events(session)) - 1))
+    await prune(hosts, session)
+    second = await hosts.open(start=False)
     async with second.get_session(KEY).stream_events(after=saved) as events:
         reset = await anext(events)
         assert isinstance(reset, SnapshotReset)
