@@ -2,7 +2,7 @@
 
     python -m benchmarks [NAME ...] [--no-write]
 
-Names: steps (a, b), growth (c), takeover (d), imports (e), reading (f); all by default.
+Names: steps (a, b), growth (c), takeover (d), imports (e), reading (f), streams (g, h, i); all by default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.measure import machine
 
-NAMES = ("steps", "growth", "takeover", "imports", "reading")
+NAMES = ("steps", "growth", "takeover", "imports", "reading", "streams")
 RESULTS = Path(__file__).with_name("results.md")
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         for title, values in answers.items():
             print(title)
             for key, value in values.items():
-                print(f"  {key:28} {value:.4g}")
+                print(f"  {key:34} {value:.4g}")
         results |= answers
     if not options.names and not options.no_write:
         RESULTS.write_text(render(results))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -342,6 +343,7 @@ class EventPage(msgspec.Struct, frozen=True, rename="camel"):
     high_watermark: str
 
 
+@lru_cache(maxsize=1024)
 def _session_mark(session: SessionKey) -> str:
     import hashlib
 

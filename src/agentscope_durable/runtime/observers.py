@@ -26,6 +26,8 @@ OBSERVER_PARALLELISM = 2
 Listener = Callable[[SessionStreamEvent], Awaitable[None] | None]
 """An observer: a coroutine function, called on the event loop; or a function, called in a thread, which may block."""
 
+Call = Callable[[SessionStreamEvent], Awaitable[None]]
+
 
 class Observers:
     """The observers of one runtime.
@@ -39,22 +41,20 @@ class Observers:
         """`async with` it around each call."""
         self._threads = _Threads(environment, parallelism)
 
-    async def call(self, listener: Listener, item: SessionStreamEvent) -> None:
-        """Call the listener with one item and come back when it is done; what it raises is raised here."""
-        if _is_async(listener):
-            waiting: Any = listener(item)
-        else:
-            waiting = await self._threads.run(lambda: listener(item))
-        if inspect.isawaitable(waiting):
-            await waiting
+    def caller(self, listener: Listener) -> Call:
+        """How to call this one: it comes back when the listener is done, and raises what that raises."""
+        is_async = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(listener.__call__)
+
+        async def call(item: SessionStreamEvent) -> None:
+            waiting = listener(item) if is_async else await self._threads.run(lambda: listener(item))
+            if waiting is not None and inspect.isawaitable(waiting):
+                await waiting
+
+        return call
 
     def close(self) -> None:
         """Threads without work end; one that is in a callback ends after it."""
         self._threads.close()
-
-
-def _is_async(listener: Listener) -> bool:
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(listener.__call__)
 
 
 class _Threads:

@@ -81,7 +81,8 @@ class SessionEventStream:
         self._joined = False
         self._facts: deque[Fact] = deque()
         self._out: deque[SessionStreamEvent] = deque()
-        self._cursor = options.after
+        self._after = options.after
+        self._last: Fact | None = None
         self._behind = True
         self._previews = PreviewQueue(self._wants, self._bell.ring)
         # The attempt up to which previews of a message or call are void.
@@ -92,7 +93,7 @@ class SessionEventStream:
 
     @property
     def cursor(self) -> str | None:
-        return self._cursor
+        return self._after if self._last is None else cursor_after(self._last)
 
     # ---- life ----
 
@@ -138,7 +139,8 @@ class SessionEventStream:
         return self
 
     async def __anext__(self) -> SessionStreamEvent:
-        await self._open()
+        if self._stack is None:
+            await self._open()
         while True:
             if self._closed:
                 raise StopAsyncIteration
@@ -160,7 +162,7 @@ class SessionEventStream:
         """
         async with self:
             while True:
-                before = self._cursor
+                before = self._last
                 try:
                     event = await self.__anext__()
                 except StopAsyncIteration:
@@ -170,7 +172,7 @@ class SessionEventStream:
                     if waiting is not None:
                         await waiting
                 except BaseException:
-                    self._cursor = before
+                    self._last = before
                     raise
 
     def _next(self) -> SessionStreamEvent | None:
@@ -191,11 +193,11 @@ class SessionEventStream:
                 self._preview(self._previews.pop())
         found = self._out.popleft()
         if isinstance(found, Committed | SnapshotReset):
-            self._cursor = cursor_after(found)
+            self._last = found
         return found
 
     def _show(self, fact: Fact) -> None:
-        if isinstance(fact, Committed):
+        if self._deltas and isinstance(fact, Committed):
             self._end_previews(fact.event)
         self._out.append(fact)
 

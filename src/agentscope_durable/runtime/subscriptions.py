@@ -43,7 +43,7 @@ class EventSubscription:
         """Internal: begins at once. Use `subscribe_events`."""
         self._door = door
         self._session = session
-        self._listener = listener
+        self._call_listener = door.observers.caller(listener)
         self._open = open
         self._cursor = after
         self._failure: BaseException | None = None
@@ -147,7 +147,7 @@ class EventSubscription:
             try:
                 if self._closed:
                     return False
-                await self._door.observers.call(self._listener, item)
+                await self._call_listener(item)
             except BaseException as error:
                 # A cancellation of something it waited for, or an exit, ends neither this subscription nor the loop.
                 if isinstance(error, asyncio.CancelledError) and self._task.cancelling():
