@@ -60,7 +60,7 @@ from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.runtime.run import LiveRun, load_body, load_journal, load_open_work
 from agentscope_durable.runtime.tasks import Bell, contained, stop
-from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, SettleStart
+from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, Settlement, SettleStart
 
 WATCH_SPACING = 0.05
 """Seconds from a hint to a look at the Turn: a commit of the Run's own may tell sooner."""
@@ -467,6 +467,7 @@ class Runner:
                     raise Abandoned from error
             except InvalidTransition:
                 return _UNSETTLED
+            await self._after(settlement, thread, claimed)
             return None
         except (Abandoned, asyncio.CancelledError):
             raise
@@ -476,6 +477,15 @@ class Runner:
             # A settlement that fails is tried again later (SE-11).
             self._host.report(error, "a settlement failed", **_ids(thread, claimed))
             return failure_of(error, retry=True)
+
+    async def _after(self, settlement: Settlement, thread: ThreadKey, claimed: Claimed) -> None:
+        """What an adapter does once its settlement stands; nothing of it can undo that."""
+        if settlement.after is None:
+            return
+        try:
+            await contained(settlement.after(), name=f"after {claimed.turn_id}")
+        except Exception as error:  # noqa: BLE001 - the Turn has ended whatever this says
+            self._host.report(error, "what follows a settlement failed", **_ids(thread, claimed))
 
     async def _postpone(self, thread: ThreadKey, claimed: Claimed, failure: Failure | None) -> None:
         command = PostponeSettlement(

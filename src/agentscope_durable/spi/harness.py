@@ -214,10 +214,17 @@ class SettleContext(Protocol):
     async def open_body(self, body: Body) -> Any: ...
 
 
+class AfterSettlement(Protocol):
+    async def __call__(self) -> object: ...
+
+
 class Settlement(Discreet, frozen=True, kw_only=True):
     """Cleaned native state, and the calls whose confirmed result it contains.
 
     `journal` is an encoded JournalBatch; b"" if there is no native state to clean.
+
+    Attributes:
+        after: what the adapter does once the settlement stands. What it raises is reported and changes nothing.
     """
 
     journal: bytes = b""
@@ -225,6 +232,7 @@ class Settlement(Discreet, frozen=True, kw_only=True):
     base: bool = False
     writer: str = ""
     applied: tuple[str, ...] = ()
+    after: AfterSettlement | None = None
 
 
 class HarnessCapabilities(msgspec.Struct, frozen=True):

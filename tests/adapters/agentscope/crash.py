@@ -25,7 +25,7 @@ from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
-from tests.adapters.agentscope.scenarios import SCENARIOS
+from tests.adapters.agentscope.scenarios import ALONE, SCENARIOS
 from tests.adapters.agentscope.stage import Stage, check_transcript, shape
 
 ROUNDS = 80
@@ -54,7 +54,7 @@ async def play(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     points = Points(job.get("kill", ""))
     _failpoints.observe(points.failpoint)
-    scenario = SCENARIOS[job["scenario"]](folder, points)
+    scenario = {**SCENARIOS, **ALONE}[job["scenario"]](folder, points)
     records = await SqliteRecordStore.open(folder / "durable.db", synchronous="NORMAL")
     try:
 

@@ -346,6 +346,30 @@ class Aside(Compressing):
         return described
 
 
+class Slot:
+    """A state store of a program without a journal: a file for each session."""
+
+    def __init__(self, folder: Path, point: Point = lambda _place: None) -> None:
+        self._folder = folder
+        self._point = point
+
+    async def get(self, user_id: str, session_id: str, key: str = "agent_state") -> str | None:
+        path = self._folder / f"{user_id}.{session_id}.{key}.json"
+        return path.read_text() if path.exists() else None
+
+    async def put(self, user_id: str, session_id: str, key: str, value: str) -> None:
+        self._point("slot:before")
+        _ = (self._folder / f"{user_id}.{session_id}.{key}.json").write_text(value)
+        self._point("slot:after")
+
+
+class Mirrored(Plain):
+    """An agent whose settled states are copied to a state store."""
+
+    def adapter(self) -> AgentScopeAdapter:
+        return AgentScopeAdapter.for_react(self.build, state_store=Slot(self.folder, self.point))
+
+
 def bypass() -> Any:
     """A state in which nothing asks."""
     from agentscope.permission import PermissionContext, PermissionMode
@@ -370,3 +394,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "notes": Notes,
     "aside": Aside,
 }
+
+ALONE: dict[str, type[Scenario]] = {"mirrored": Mirrored}
+"""Stories of single tests, which are not cut at every place."""

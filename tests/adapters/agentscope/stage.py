@@ -551,6 +551,8 @@ class Stage:
                 applied=settled.applied,
             )
         )
+        if settled.after is not None:
+            await settled.after()
         return True
 
     # ---- the world outside ----

@@ -361,12 +361,12 @@ class OldStore:
         self.loads: list[str] = []
         self.fails = False
 
-    async def load(self, user_id: str, session_id: str, key: str) -> str | None:
+    async def get(self, user_id: str, session_id: str, key: str = AGENT_STATE) -> str | None:
         assert (user_id, key) == ("app", AGENT_STATE)
         self.loads.append(session_id)
         return self.kept.get(session_id)
 
-    async def save(self, user_id: str, session_id: str, key: str, value: str) -> None:
+    async def put(self, user_id: str, session_id: str, key: str, value: str) -> None:
         if self.fails:
             raise OSError("the disk is full")
         self.kept[session_id] = value
@@ -396,7 +396,7 @@ async def test_a_first_run_takes_the_old_state_and_the_copy_is_kept_up(tmp_path:
     assert (await stage.play(await stage.submit("r1", "go"))).status == "COMPLETED"
 
     first = (await stage.batches())[0][1]
-    assert [entry.type for entry in first.entries][-1] == JournalEventType.MIGRATION_BASELINE and first.base
+    assert first.entries[0].type == JournalEventType.MIGRATION_BASELINE and first.base
     assert given == [1] and texts(await stage.state())[0] == "what it said"
     copied = AgentState.model_validate_json(store.kept["conversation"])
     assert copied.model_dump_json() == (await stage.state()).model_dump_json()

@@ -9,12 +9,15 @@ from agentscope_durable.adapters.agentscope.binding import AgentBuilder, AgentFa
 from agentscope_durable.adapters.agentscope.context import current_origin, replaying
 from agentscope_durable.adapters.agentscope.executor import AgentScopeToolExecutor
 from agentscope_durable.adapters.agentscope.filesystem import RemoteFilesystem
+from agentscope_durable.adapters.agentscope.mirror import AppStateStore
 from agentscope_durable.adapters.agentscope.tools import ToolBinding, in_thread
 from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace, WorkspaceEntry, WorkspaceItem
 from agentscope_durable.contracts.journal import STATE_VERSION
+from agentscope_durable.journal.state_store import AGENT_STATE, AgentStateStore
 from agentscope_durable.spi.executor import ToolError
 
 __all__ = [
+    "AGENT_STATE",
     "STATE_VERSION",
     "AdapterOptions",
     "AgentBuilder",
@@ -23,6 +26,8 @@ __all__ = [
     "AgentScopeCheckpointCodec",
     "AgentScopeCheckpoints",
     "AgentScopeToolExecutor",
+    "AgentStateStore",
+    "AppStateStore",
     "Binding",
     "DurableWorkspace",
     "RemoteFilesystem",

@@ -14,16 +14,19 @@ from agentscope_durable.adapters.agentscope.baseline import AgentScopeCheckpoint
 from agentscope_durable.adapters.agentscope.binding import AgentFactory, Factory
 from agentscope_durable.adapters.agentscope.classify import classify_error
 from agentscope_durable.adapters.agentscope.library import may_continue, require, warn_if_untested
+from agentscope_durable.adapters.agentscope.mirror import Mirror, settled_state
 from agentscope_durable.adapters.agentscope.run import Run, Setup
 from agentscope_durable.adapters.agentscope.settle import settle_turn
 from agentscope_durable.adapters.agentscope.tools import Bindings, ToolBinding, as_bindings
 from agentscope_durable.contracts.commands import RunEnd
-from agentscope_durable.contracts.errors import InvalidRequest
+from agentscope_durable.contracts.errors import InvalidRequest, Misuse
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.journal import STATE_VERSION, CheckpointRow
 from agentscope_durable.contracts.status import EventDelivery, RecoveryBoundary, ReplayRule
 from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
 from agentscope_durable.journal.scheduling import Channels, JournalScheduling
 from agentscope_durable.journal.state_store import AgentStateStore
+from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.harness import HarnessCapabilities, RunContext, SettleContext, Settlement
@@ -38,7 +41,8 @@ class AdapterOptions(TypedDict, total=False):
         replay_rules: by tool name `safe` or `never`: whether a local tool whose outcome was lost may be run again
             (D18). A tool that is read-only is safe without being named here.
         accept_untested_agentscope: continue Turns in flight on releases this one was not tested with (D21).
-        state_store: where programs without a journal keep the agent's state; read once, then kept up to date.
+        state_store: where programs of AgentScope 2.0 keep the agent's state: a main Thread begins with it, and each
+            settled state is copied there (D21).
         model_call_policy: decides about each model call before it is made.
         model_request_observer: told of each request.
         scheduling: bounds of commits under way; from the environment when not given.
@@ -75,7 +79,7 @@ class AgentScopeAdapter:
         self._version = require()
         self._accept_untested = options.get("accept_untested_agentscope", False)
         self._bindings = as_bindings(bindings)
-        rules = options.get("replay_rules") or {}
+        rules, store = options.get("replay_rules") or {}, options.get("state_store")
         self._setup = Setup(
             factory=Factory(factory, harness=harness),
             bindings=self._bindings,
@@ -85,7 +89,7 @@ class AgentScopeAdapter:
             environment=options.get("environment", SYSTEM),
             policy=options.get("model_call_policy"),
             observer=options.get("model_request_observer"),
-            state_store=options.get("state_store"),
+            mirror=None if store is None else Mirror(store),
             left_behind=set[asyncio.Task[None]](),
         )
         if not self._accept_untested:
@@ -146,7 +150,23 @@ class AgentScopeAdapter:
         return await Run(self._setup, context).run()
 
     async def settle(self, context: SettleContext) -> Settlement:
-        return await settle_turn(context, installed=self._version)
+        return await settle_turn(context, installed=self._version, mirror=self._setup.mirror)
+
+    async def copy_state(self, backend: SessionBackend, session: SessionKey) -> bool:
+        """Let the state store have the main Thread's last settled state, whatever kept a former copy from it (AS-31).
+
+        For the way back to AgentScope 2.0: a copy that failed is made up for by the next Turn, and there may be none.
+        Builds no agent. Returns whether the copy stands there now; False also when nothing is settled yet.
+
+        Raises:
+            Misuse: this adapter has no state store.
+            NotFound: there is no such Session.
+        """
+        mirror = self._setup.mirror
+        if mirror is None:
+            raise Misuse("this adapter has no state store: give for_react(..., state_store=...)")
+        state = await settled_state(backend, session, installed=self._version)
+        return state is not None and await mirror.copy(session, state)
 
     @staticmethod
     def restore(baseline: NativeBaseline, /) -> tuple[CheckpointRow, ...]:

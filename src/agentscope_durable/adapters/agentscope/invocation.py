@@ -244,7 +244,9 @@ class Invocation:
             self._told_start = True
             start = self.context.start
             begun = entry(JournalEventType.RUN_START, run=start.run_id, turn=start.turn_id, number=start.number)
-            increment.entries.insert(0, begun)
+            # What the Thread begins with was there before any Run.
+            baseline = bool(increment.entries) and increment.entries[0].type == JournalEventType.MIGRATION_BASELINE
+            increment.entries.insert(int(baseline), begun)
         if not self.interrupted:
             increment.workspace += self.workspace.hand_over()
         return increment

@@ -48,6 +48,7 @@ class Native:
         based: the store holds a base, so rows may follow.
         answer, answer_at: the stored answer that is not in the state yet, and where it stands.
         stored_bytes: about how much JSON the state is.
+        mirrored: the copy in the state store is of this very state.
         unbegun: a new Thread's state as its first Turn found it, until something of it is stored.
     """
 
@@ -61,6 +62,7 @@ class Native:
     answer_at: int = 0
     stored_bytes: int = 0
     unbegun: Any = None
+    mirrored: bool = False
 
     @property
     def live_bytes(self) -> int:

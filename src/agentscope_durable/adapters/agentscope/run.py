@@ -32,7 +32,8 @@ from agentscope_durable.adapters.agentscope.increments import Increment, Message
 from agentscope_durable.adapters.agentscope.inner import inner_middleware
 from agentscope_durable.adapters.agentscope.intake import take_in
 from agentscope_durable.adapters.agentscope.invocation import Halt, HaltInTool, Invocation, OutcomeUnknown
-from agentscope_durable.adapters.agentscope.native import Native, load_native, native_session_id, new_native, restored
+from agentscope_durable.adapters.agentscope.mirror import Mirror
+from agentscope_durable.adapters.agentscope.native import Native, load_native, native_session_id, new_native
 from agentscope_durable.adapters.agentscope.outer import outer_middleware
 from agentscope_durable.adapters.agentscope.receipts import receipted_offloader
 from agentscope_durable.adapters.agentscope.settle import needs_pairing, pair_calls
@@ -49,7 +50,6 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, I
 from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
 from agentscope_durable.journal.position import ExecutionPhase, FinalAnswer
 from agentscope_durable.journal.scheduling import Channels
-from agentscope_durable.journal.state_store import AGENT_STATE, AgentStateStore
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.harness import Abandoned, RunContext, StopCause
 
@@ -82,7 +82,7 @@ class Setup:
     environment: Environment
     policy: ModelCallPolicy | None
     observer: ModelRequestObserver | None
-    state_store: AgentStateStore | None
+    mirror: Mirror | None
     left_behind: set[asyncio.Task[None]]
 
 
@@ -239,12 +239,13 @@ class Run:
 
     async def _first_state(self, native: Native, template: Any) -> tuple[Native, bool]:
         """The state of a Thread that has none: what a program without a journal left behind, or a new one (AS-21)."""
-        start, store = self._context.start, self._setup.state_store
+        start, mirror = self._context.start, self._setup.mirror
         # A named Thread never had another place (AS-22).
-        if start.thread_id == MAIN_THREAD_ID and store is not None:
-            legacy = await store.load(start.session.namespace, start.session.session_id, AGENT_STATE)
-            if legacy is not None:
-                return Native(state=restored(legacy.encode(), installed=self._setup.version)), True
+        if start.thread_id == MAIN_THREAD_ID and mirror is not None:
+            state = await mirror.first_state(start.session, installed=self._setup.version)
+            if state is not None:
+                # A reply that was under way there goes on with nobody: its calls are closed, as they were never made.
+                return Native(state=state, mirrored=not pair_calls(state, {})), True
         return new_native(native_session_id(ThreadKey(start.session, start.thread_id)), template), False
 
     async def _commit_baseline(self) -> None:
@@ -257,10 +258,13 @@ class Run:
         run, native, start = self._run, self._run.native, self._context.start
         if native.position.turn_id != start.turn_id:
             run.begin_turn()
+            if not native.mirrored:
+                # What the Turn before it settled, before anything of this one is in it.
+                await self._mirror()
+            native.mirrored = False
             if needs_pairing(run.state, run.name):
                 _ = pair_calls(run.state, {})
             run.calls.begin(run.state)
-            await self._mirror()
             return
         if native.position.phase in (ExecutionPhase.REASONING, ExecutionPhase.ANSWERED):
             run.anchor = native.take_anchor()
@@ -570,15 +574,9 @@ class Run:
 
     async def _mirror(self) -> None:
         """Copy the settled state to where a program without a journal looks for it (AS-23)."""
-        start, store, run = self._context.start, self._setup.state_store, self._run
-        if store is None or start.thread_id != MAIN_THREAD_ID or not run.native.based:
-            return
-        try:
-            value = run.state.model_dump_json()
-            if await store.load(start.session.namespace, start.session.session_id, AGENT_STATE) != value:
-                await store.save(start.session.namespace, start.session.session_id, AGENT_STATE, value)
-        except Exception as error:  # noqa: BLE001 - a copy that fails is made up for by the next one (AS-31)
-            log.warning("the agent_state copy was not written: %s", type(error).__name__, extra={"run_id": run.run_id})
+        start, mirror, native = self._context.start, self._setup.mirror, self._run.native
+        if mirror is not None and start.thread_id == MAIN_THREAD_ID and native.based:
+            native.mirrored = await mirror.copy(start.session, native.state.model_dump_json())
 
 
 def _end_of(stop: StopCause) -> RunEnd:

@@ -23,7 +23,9 @@ from agentscope_durable.adapters.agentscope.codec import (
 )
 from agentscope_durable.adapters.agentscope.increments import entry
 from agentscope_durable.adapters.agentscope.intake import bounded
+from agentscope_durable.adapters.agentscope.mirror import Mirror
 from agentscope_durable.adapters.agentscope.native import Native, load_native
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID
 from agentscope_durable.contracts.journal import JournalBatch, JournalEventType
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionState
@@ -33,7 +35,7 @@ from agentscope_durable.spi.harness import SettleContext, Settlement
 __all__ = ["pair_calls", "settle_turn"]
 
 
-async def settle_turn(context: SettleContext, *, installed: str) -> Settlement:
+async def settle_turn(context: SettleContext, *, installed: str, mirror: Mirror | None = None) -> Settlement:
     """The cleaned state of a Turn that ends, and the calls whose confirmed result it contains (SE-04)."""
     start = context.start
     results: dict[str, ToolResult] = {}
@@ -57,7 +59,12 @@ async def settle_turn(context: SettleContext, *, installed: str) -> Settlement:
     rows, base = native.rows()
     told = entry(JournalEventType.RUN_END, turn=start.turn_id, end="cancelled" if start.cancelled else "failed")
     batch = JournalBatch(start.position, (told,), rows, base)
-    return Settlement(journal=batch.encode(), checkpoint=True, base=base, writer=installed, applied=applied)
+    after = None
+    if mirror is not None and start.thread_id == MAIN_THREAD_ID:
+        after = mirror.later(start.session, native.state.model_dump_json())
+    return Settlement(
+        journal=batch.encode(), checkpoint=True, base=base, writer=installed, applied=applied, after=after
+    )
 
 
 def _apply_answer(native: Native) -> None:
