@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -25,6 +24,7 @@ from agentscope_durable.contracts.views import CheckpointPage
 from agentscope_durable.journal.state_store import AGENT_STATE, AgentStateStore
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import StoredCheckpoint
+from agentscope_durable.spi.harness import AfterSettlement
 
 __all__ = ["AppStateStore", "Mirror", "settled_state"]
 
@@ -81,7 +81,7 @@ class Mirror:
             return False
         return True
 
-    def later(self, session: SessionKey, value: str) -> Callable[[], Coroutine[Any, Any, bool]]:
+    def later(self, session: SessionKey, value: str) -> AfterSettlement:
         """`copy`, for once the state is committed. It does not show what it holds."""
 
         async def copy() -> bool:
