@@ -533,7 +533,7 @@ class CorruptRecord(Rejected):
     code = ErrorCode.CORRUPT
     http_status = 500
     exit_code = 10
-    advice = "Keep the store as it is and restore a backup; run `durable doctor` to see what else is damaged"
+    advice = "Run `durable doctor` to see what is damaged; then repair the Thread from an earlier position or restore a backup"
 
     def __init__(self, key: str, type_name: str, reason: str) -> None:
         self.key: str = key
