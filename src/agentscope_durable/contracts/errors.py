@@ -533,7 +533,7 @@ class CorruptRecord(Rejected):
     code = ErrorCode.CORRUPT
     http_status = 500
     exit_code = 10
-    advice = "Run `durable doctor`, then go back to an earlier position of the Thread (docs/checkpoints.md) or to a backup"
+    advice = "Run `durable doctor`, then restore a backup or an earlier position of the Thread (docs/checkpoints.md)"
 
     def __init__(self, key: str, type_name: str, reason: str) -> None:
         self.key: str = key
