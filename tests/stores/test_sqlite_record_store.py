@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,34 @@ async def assert_sound(store: SqliteRecordStore, *partitions: str) -> None:
                 assert row.first == seen + 1
                 seen += row.count
         assert (await store.read(partition, NOTHING)).next_seq == seen + 1
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved away", "replaced"])
+async def test_nothing_is_written_to_a_file_that_is_not_at_its_place_any_more(tmp_path: Path, how: str) -> None:
+    """Such a commit would be acknowledged, and gone with the process."""
+    folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    async with opened(folder) as store:
+        await write(store, "a")
+        store.renew("host", 1000, b"")
+        if how == "deleted":
+            shutil.rmtree(folder)
+        else:
+            folder.rename(elsewhere)
+        if how == "replaced":
+            async with opened(folder) as other:
+                await write(other, "z")
+
+        with pytest.raises(Unavailable, match="deleted, moved or replaced"):
+            await write(store, "b")
+        with pytest.raises(Unavailable, match="deleted, moved or replaced"):
+            store.renew("host", 1000, b"")
+        if how != "moved away":
+            return
+        elsewhere.rename(folder)
+        await write(store, "b")
+        store.renew("host", 1000, b"")
+        await assert_sound(store, "p")
+        assert (await store.read("p", NOTHING)).next_seq == 3
 
 
 @pytest.mark.spec("BE-02", "BE-16")

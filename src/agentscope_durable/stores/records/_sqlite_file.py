@@ -11,6 +11,7 @@ process's POSIX locks, and two writers would meet.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 import warnings
@@ -179,6 +180,20 @@ class SqliteFile:
             with contextlib.suppress(FileNotFoundError):
                 found += os.stat(name).st_size
         return found
+
+    def check_place(self, connection: apsw.Connection) -> None:
+        """What is written to a file that was deleted or moved away is lost when this process ends, or is mixed with the
+        log of another store: better not written. Costs one look at a directory.
+
+        Raises:
+            Unavailable: the file that this connection writes is not at its place.
+        """
+        moved = ctypes.c_int(0)
+        if connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved)) and moved.value:
+            raise Unavailable(
+                f"the store {self.location!r} was deleted, moved or replaced while it was open. Put the file back, or "
+                + "close every host and open the store anew"
+            )
 
     def translate(self, error: Exception) -> Exception:
         """SQLite's fault as an error of this library. Nothing was written when it is raised."""

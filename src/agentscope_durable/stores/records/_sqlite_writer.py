@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import apsw
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import Misuse, StoreBusy, Uncertain
+from agentscope_durable.contracts.errors import Misuse, StoreBusy, Unavailable, Uncertain
 from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
@@ -203,6 +203,12 @@ class Writer:
             return
         finally:
             self.figures.locked += time.monotonic() - asked
+        try:
+            self._file.check_place(self.connection)
+        except Unavailable as error:
+            self._abandon()
+            self._fail(members, error)
+            return
         try:
             self._catch_up()
             now_ms = self._clock.now()
@@ -443,6 +449,7 @@ def transaction(
     sent = False
     try:
         run("begin immediate")
+        file.check_place(connection)
         work(run)
         _failpoints.hit(f"{name}.before")
         sent = True
