@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound, StoreReadOnly
+from agentscope_durable.contracts.views import VacuumReceipt
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.live import LocalLiveEvents
 from agentscope_durable.spi import live
@@ -92,6 +93,20 @@ class LocalBackend(TransactionalSessionBackend):
         """Internal: use `open`."""
         super().__init__(records, objects, **options)
         self._bus = bus
+
+    async def vacuum(self) -> VacuumReceipt:
+        """Rewrite the database without the room that is no longer used (D6). Nobody can write meanwhile.
+
+        Raises:
+            Unavailable: a host is alive; stop all of them first.
+            StoreReadOnly: it was opened to be read only.
+        """
+        from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+
+        if not isinstance(self.records, SqliteRecordStore):
+            raise StoreReadOnly("this store")
+        before, after = await self.records.vacuum()
+        return VacuumReceipt(before_bytes=before, after_bytes=after)
 
     async def close(self) -> None:
         await super().close()

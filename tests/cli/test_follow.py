@@ -27,6 +27,7 @@ from agentscope_durable.runtime.runtime import Definition, DurableRuntime
 from agentscope_durable.testing.scripted_harness import approval, final
 from tests.cli.conftest import KEY, SESSION, environment
 from tests.kill.host import KEY as KILL_KEY
+from tests.kill.live_host import KEY as LIVE_KEY
 from tests.kill.test_kill import Folder
 from tests.runtime.conftest import Hosts, all_events, turn_is, until
 
@@ -159,6 +160,47 @@ async def test_a_page_and_a_stream_tell_the_same(hosts: Hosts, tmp_path: Path, f
     assert [event["event"] for event in follower.events] == [
         msgspec.json.decode(msgspec.json.encode(event)) for event in await all_events(turn)
     ]
+
+
+@pytest.mark.spec("ST-24")
+async def test_text_on_its_way_in_another_process_is_shown_before_its_fact(
+    tmp_path: Path, followers: list[Follower]
+) -> None:
+    """Through the sockets in the store's folder, although the store is only read (D22)."""
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.kill.live_host", json.dumps({"folder": str(tmp_path), "role": "brain"}),
+        env=environment(),
+    )  # fmt: skip
+    place = f"{LIVE_KEY.namespace}/{LIVE_KEY.session_id}"
+    try:
+        await until(lambda: (tmp_path / "said").exists())
+        follower = await Follower.begin(tmp_path, place, "--json", "--previews")
+        plain = await Follower.begin(tmp_path, place, "--json")
+        followers += [follower, plain]
+        for one in (follower, plain):
+            await one.until(lambda line: '"thread.created"' in line)
+        async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend) as runtime:
+            turn = await runtime.get_session(LIVE_KEY).submit("r1", "go")
+            await follower.until(lambda line: '"preview.delta"' in line)
+            (tmp_path / "g.open").touch()
+            await turn.wait(SECONDS)
+        for one in (follower, plain):
+            await one.until(lambda line: '"COMPLETED"' in line and '"turn.status"' in line)
+    finally:
+        host.kill()
+        await host.wait()
+
+    kinds = [event["type"] for event in follower.events]
+    assert kinds.index("preview.started") < kinds.index("preview.delta")
+    pieces = [event for event in follower.events if event["type"] == "preview.delta"]
+    [said] = [
+        event["event"]["data"]
+        for event in follower.events
+        if event["type"] == "event" and event["event"]["data"].get("role") == "assistant"
+    ]
+    assert said["content"][0]["text"].startswith("".join(piece["text"] for piece in pieces))
+    assert [piece["offset"] for piece in pieces][0] == 0
+    assert {event["type"] for event in plain.events} == {"event"}
 
 
 # ------------------------------------------------------------ what is on its way

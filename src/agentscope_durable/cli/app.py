@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentscope_durable.cli import controls, events, sessions, turns
+from agentscope_durable.cli import care, controls, events, positions, sessions, turns
 from agentscope_durable.cli.extra import UsageError, typer
 from agentscope_durable.cli.output import visible
 from agentscope_durable.contracts.errors import DurableError, InvalidRequest, to_wire
@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (sessions, events, turns, controls):
+for part in (sessions, events, turns, controls, positions, care):
     part.add(app)
 
 

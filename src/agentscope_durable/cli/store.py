@@ -12,6 +12,7 @@ from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.ids import check_id, check_key
+from agentscope_durable.contracts.keys import spell
 from agentscope_durable.runtime.handles import DurableSession, DurableTurn
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
@@ -92,13 +93,9 @@ def draw_request_id() -> str:
 # ------------------------------------------------------------ how a Session is written
 
 
-def spell(session: SessionKey) -> str:
-    """A Session as it is typed: `parse_session` reads it back."""
-    return f"{_escape(session.namespace)}/{_escape(session.session_id)}"
-
-
 def parse_session(text: str) -> SessionKey:
-    """`namespace/id`, divided at the first slash. `%2F` is a slash and `%25` a percent sign; nothing else is escaped.
+    """`namespace/id`, as `keys.spell` writes it, divided at the first slash. `%2F` is a slash and `%25` a percent sign;
+    nothing else is escaped.
 
     Raises:
         InvalidRequest: no slash, or an id that is not allowed.
@@ -109,10 +106,6 @@ def parse_session(text: str) -> SessionKey:
     key = SessionKey(_unescape(namespace), _unescape(session_id))
     check_key(key)
     return key
-
-
-def _escape(name: str) -> str:
-    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def _unescape(name: str) -> str:

@@ -58,6 +58,11 @@ def unescape(part: str) -> str:
     return part if "%" not in part else part.replace("%2F", "/").replace("%25", "%")
 
 
+def spell(session: SessionKey) -> str:
+    """A Session as people write it: `namespace/id`, a slash or percent sign in either escaped."""
+    return f"{escape(session.namespace)}/{escape(session.session_id)}"
+
+
 def _ordinal(number: int) -> str:
     return f"{number:012d}"
 

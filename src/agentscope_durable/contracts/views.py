@@ -471,6 +471,13 @@ class PruneReceipt(View, frozen=True):
     dropped: int
 
 
+class VacuumReceipt(View, frozen=True):
+    """A store's file was rewritten without the room that was no longer used."""
+
+    before_bytes: int
+    after_bytes: int
+
+
 class SignalView(View, frozen=True):
     """An accepted input or signal and what became of it."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.explanation import HOSTS_SHOWN_MAX, Explanation, HostView, Reason
 from agentscope_durable.contracts.records import (
     CLASS_SEPARATOR,
@@ -161,7 +162,12 @@ def _operator(facts: Facts) -> Iterator[Reason]:
         actor=Actor.OPERATOR,
         id=facts.turn_id,
         since_ms=facts.state.updated_ms,
-        commands=(("runs", facts.turn_id), ("release", facts.turn_id), ("cancel", facts.turn_id)),
+        commands=(
+            ("runs", facts.turn_id),
+            ("doctor", "--session", keys.spell(facts.view.session)),
+            ("release", facts.turn_id),
+            ("cancel", facts.turn_id),
+        ),
     )
 
 

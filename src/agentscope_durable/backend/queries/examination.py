@@ -385,7 +385,7 @@ async def _remedy(reader: Reader, session: SessionKey, thread: ThreadRecord) -> 
             if thread.current:
                 current = () if not thread.settled_at else ("--expected", position_of(key, thread.settled_at))
                 return action, (("repair", thread.current, "--position", name, *current),)
-            return action, (("checkpoints", f"{session.namespace}/{session.session_id}"),)
+            return action, (("checkpoints", keys.spell(session), "--thread", thread.thread_id),)
     return "Only this Thread is concerned. No settled position of it is good: its agent has to begin anew.", ()
 
 
@@ -506,12 +506,20 @@ async def _strangers(reader: Reader, report: _Report) -> None:
 
 
 async def _log(reader: Reader, session: SessionKey, report: _Report) -> None:
-    expected = 1
+    records = await reader.read(session, Reads())
+
+    def missing(first: int, count: int) -> None:
+        subject = f"{place(first, count, '', 0)} of {_spoken(session)}"
+        report.find("log", Severity.DAMAGE, subject, "it is missing", _ASK, session=session)
+
+    # Below that, rows may have no events any more.
+    expected = records.pruned_through + 1
     async for row in _rows(reader, session):
-        if row.first > expected:
-            subject = f"{place(expected, row.first - expected, '', 0)} of {_spoken(session)}"
-            report.find("log", Severity.DAMAGE, subject, "it is missing", _ASK, session=session)
-        expected = row.first + row.count
+        if expected < row.first < records.next_seq:
+            missing(expected, row.first - expected)
+        expected = max(expected, row.first + row.count)
+    if expected < records.next_seq:
+        missing(expected, records.next_seq - expected)
     if not isinstance(reader.records, InspectedRecords):
         return
     after: tuple[int, int] | None = None
@@ -543,4 +551,4 @@ async def _records(reader: Reader, session: SessionKey, report: _Report) -> None
 
 
 def _spoken(session: SessionKey) -> str:
-    return f"session {session.namespace}/{session.session_id}"
+    return f"session {keys.spell(session)}"

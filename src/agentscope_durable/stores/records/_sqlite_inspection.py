@@ -21,6 +21,9 @@ FAULTS_MAX: Final = 100
 """Faults SQLite lists at most; a file that has so many is beyond a list."""
 _KINDS: Final = (READY_TURN, READY_DISPATCH, READY_LEASE, READY_RUNNING)
 
+_VERSIONS: Final = 18
+"""Where a file says how it is written and read: twice 2 for a write-ahead log."""
+
 _P = "select p from head where name=?"
 _LOG = """select first, rev, count, stream, at, events, private, journal, events_sum, rest_sum from log
     where p=? and (first, rev)>(?, ?) order by first, rev limit ?"""
@@ -31,7 +34,9 @@ def condition(reader: Reader, locks: HostLocks, *, deep: bool) -> StoreCondition
     connection = reader.connection
     check = "integrity_check" if deep else "quick_check"
     said = [str(line) for (line,) in reader.run(f"pragma {check}({FAULTS_MAX})")]
-    mode = str(connection.pragma("journal_mode"))
+    # As the file says it. A connection that reads a file which nobody has open speaks of itself.
+    _, header = connection.read("main", 0, _VERSIONS, 2)
+    mode = "wal" if header == b"\x02\x02" else str(connection.pragma("journal_mode"))
     facts = {
         "format": f"{STORAGE_FORMAT} ({STORAGE_REVISION})",
         "sqlite": apsw.sqlite_lib_version(),
@@ -42,8 +47,7 @@ def condition(reader: Reader, locks: HostLocks, *, deep: bool) -> StoreCondition
         "freePages": str(connection.pragma("freelist_count")),
     }
     risks = [version_risk(apsw.SQLITE_VERSION_NUMBER, apsw.sqlite_lib_version())]
-    # A file that nobody has open is read without its log, and says "off" or "delete" of itself then.
-    if mode not in ("wal", "off", "delete"):
+    if mode != "wal":
         risks.append(f"its journal mode is {mode}, and not wal: hosts would keep each other from working")
     return StoreCondition(
         facts=facts,

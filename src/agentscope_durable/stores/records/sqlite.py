@@ -308,26 +308,33 @@ class SqliteRecordStore(SqliteReadings):
 
     # ------------------------------------------------------------ care of the file
 
-    async def vacuum(self) -> None:
+    async def vacuum(self) -> tuple[int, int]:
         """Rewrite the file without its free pages. It locks every writer out meanwhile.
 
+        Returns:
+            Bytes before and after, log included.
+
         Raises:
-            Unavailable: a host holds a live lease; its heartbeat would be kept waiting.
+            Unavailable: a host holds a live lease and is not known to be dead; its heartbeat would be kept waiting.
         """
 
-        def rewrite() -> None:
-            writer = self._writer
+        def rewrite() -> tuple[int, int]:
+            writer, before = self._writer, self._file.stored_bytes()
             for key, value in writer.run(OWNERS, (OWNER, -1)).fetchall():
-                if judge(key, LeaseRow.decode(value), self._clock).alive:
+                lease = judge(key, LeaseRow.decode(value), self._clock)
+                if lease.alive and not self._locks.dead((key[len(OWNER) :],)):
                     raise Unavailable(f"host {key[len(OWNER) :]!r} is alive; stop every host before a vacuum")
             _failpoints.hit("store.commit.before")
             try:
                 writer.run("vacuum")
+                # It was written to the log; only with that in the file does the file become smaller.
+                writer.run("pragma wal_checkpoint(truncate)").fetchall()
             except apsw.Error as error:
                 raise self._file.translate(error) from error
             _failpoints.hit("store.commit.after")
+            return before, self._file.stored_bytes()
 
-        await self._do(rewrite)
+        return cast("tuple[int, int]", await self._do(rewrite))
 
     async def integrity(self) -> list[str]:
         """What SQLite finds wrong with the file; [] when it is sound."""
