@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROWS, COLUMNS = 50, 250
-SECONDS_MAX = 40.0
+SECONDS_MAX = 90.0
 """A bound on a failure; no wait that succeeds takes it."""
 SEQUENCE = re.compile(r"\x1b\[([0-9;?]*)([ -/]*[@-~])|\x1b[()][A-Z0-9]|\x1b[=>78]")
 

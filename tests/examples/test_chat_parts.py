@@ -115,7 +115,7 @@ def test_a_small_terminal_keeps_the_last_words_and_the_line_that_is_typed(module
             assert terminal.key(key) is None
         rows = drawn(output)
         # Drawn in place: as many rows as the terminal may lose to it, once.
-        assert rows[-3:] == ["⋯ weather", "RUNNING", "> 你好▏"]
+        assert rows[-3:] == ["⋯ weather", "RUNNING", "> 你好"]
         assert len(rows) <= 12 and sum("word50" in row for row in rows) == 1
 
         assert terminal.key("\r") == "你好"

@@ -70,7 +70,7 @@ class Desk:
         if match["key"]:
             terminal.type("\x03")
         elif match["word"]:
-            await terminal.until("no line can be typed", lambda text: text.rstrip().endswith("\n> ▏"))
+            await terminal.until("no line can be typed", lambda text: text.rstrip().endswith("\n>"))
             terminal.type(match["text"] + "\r")
         else:
             await terminal.prompt()

@@ -123,7 +123,7 @@ class Terminal:
                 *(Text(f"? {question}", style="bold magenta") for question in now.questions),
                 *(Text(f"↑ {one}", style="dim green", no_wrap=True) for one in now.sending),
                 Text(now.status, style="dim", no_wrap=True),
-                Text(f"> {self._typed}▏"),
+                Text(f"> {self._typed}"),
             ),
             refresh=True,
         )
@@ -155,6 +155,7 @@ def screen(lines: asyncio.Queue[str | None]) -> Iterator[Screen]:
     tty.setcbreak(0)  # keys come one by one and are not echoed; Ctrl-C stays a signal
     try:
         with Live(console=Console(), auto_refresh=False, transient=True) as live:
+            live.console.show_cursor()  # at the end of what is typed; and it is not gone if this process is killed
             terminal = Terminal(live)
 
             def press(keys: str) -> None:
