@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -22,6 +23,7 @@ from agentscope_durable.testing.live_events import HERE, SECONDS, Seen, preview,
 from agentscope_durable.testing.wakeups import heard
 from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents, MachineWakeups
 from agentscope_durable.transports.machine import bus as bus_module
+from agentscope_durable.transports.machine import place as place_module
 from agentscope_durable.transports.machine.bus import WAITING_BYTES_MAX, _preview_key
 from agentscope_durable.transports.machine.frames import (
     FRAME_BYTES_MAX,
@@ -221,6 +223,29 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         for stranger in strangers:
             stranger.close()
         await until(lambda: not bus._peers)
+
+
+@pytest.mark.spec("ST-25")
+async def test_a_process_that_had_no_descriptors_left_connects_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "LOOK_SECONDS", 0.02)
+    refusals: list[str] = []
+    asked = socket.socket
+
+    def none_left(*_: Any) -> socket.socket:
+        refusals.append("socket")
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with buses(tmp_path / "live", 1) as (first,):
+        monkeypatch.setattr(place_module.socket, "socket", none_left)
+        # Somebody to look for. He is connected to when there are descriptors again.
+        (tmp_path / "live" / "0.socket").touch()
+        await until(lambda: len(refusals) > 2)
+        monkeypatch.setattr(place_module.socket, "socket", asked)
+        async with buses(tmp_path / "live", 1) as (second,):
+            await talk(first, second)
+            await talk(second, first)
 
 
 async def test_who_does_not_read_loses_and_is_told_so_later(tmp_path: Path) -> None:

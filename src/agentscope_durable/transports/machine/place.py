@@ -65,7 +65,11 @@ class Place:
 
     def connect(self, name: str) -> socket.socket | None:
         """A connection to this one; None if it is gone, or has no time now."""
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            # No descriptors are left.
+            return None
         connected.setblocking(False)
         try:
             connected.connect(self._address(name + _SOCKET))
