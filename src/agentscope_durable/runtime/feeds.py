@@ -295,10 +295,12 @@ class Feeds:
 
     async def _watermarks(self, feeds: list[Feed]) -> tuple[int, ...]:
         try:
-            return await self._ask(Watermarks(sessions=tuple(feed.session for feed in feeds)))
+            found: tuple[int, ...] = await self._ask(Watermarks(sessions=tuple(feed.session for feed in feeds)))
+            if len(found) == len(feeds):
+                return found
         except Exception as error:  # noqa: BLE001 - each feed looks for itself then, and meets what there is
             log.debug("watermarks cannot be read: %s", type(error).__name__)
-            return (-1,) * len(feeds)
+        return (-1,) * len(feeds)
 
     def close(self) -> None:
         """End all of them: those who watch are told, and find the runtime closed."""
