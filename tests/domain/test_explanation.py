@@ -36,7 +36,8 @@ from agentscope_durable.contracts.status import (
     TurnStatus,
     WaitKind,
 )
-from agentscope_durable.domain.explanation import NAMED_MAX, Facts, HostFacts, explain
+from agentscope_durable.domain.explanation import Facts, HostFacts, explain
+from agentscope_durable.domain.explanation.words import NAMED_MAX
 from agentscope_durable.domain.turn_view import turn_view
 
 NOW = 1_000_000

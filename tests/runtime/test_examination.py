@@ -13,7 +13,8 @@ import apsw
 import pytest
 
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.backend.queries.examination import CHECKS, DEEP, ORPHAN_AGE_MS
+from agentscope_durable.backend.queries.examination import CHECKS, DEEP
+from agentscope_durable.backend.queries.examination.objects import ORPHAN_AGE_MS
 from agentscope_durable.contracts import examination, keys
 from agentscope_durable.contracts.commands import RecordObject
 from agentscope_durable.contracts.errors import Forbidden, NotFound
@@ -478,7 +479,7 @@ async def test_bodies_that_nobody_needs_are_noted_and_harm_nothing(large: Path) 
 async def test_findings_are_listed_up_to_a_bound_and_counted_beyond(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentscope_durable.backend.queries.examination.FINDINGS_MAX", 5)
+    monkeypatch.setattr("agentscope_durable.backend.queries.examination.report.FINDINGS_MAX", 5)
     for number in range(12):
         bodies(large)[0].with_name(f"{number:064x}").write_bytes(b"?")
 
