@@ -36,7 +36,7 @@ from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness, Stall, final, say
-from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is
+from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is, until
 
 SCRIPT = (say("hm"), final("I know: {context}"))
 BRANCH = ThreadKey(KEY, "branch")
@@ -405,6 +405,27 @@ async def test_a_version_that_a_resolver_makes_needs_no_codec(hosts: Hosts) -> N
     runtime = await hosts.open(harnesses=[HarnessResolver("agent", make)], start=False)
     restored = await runtime.get_session(KEY).main_thread().restore(first, second, "restore")
     assert (restored.settled, [one.definition_version for one in asked]) == (SettledBy.RESTORED, ["v1"])
+
+
+async def test_two_who_need_a_version_that_is_being_made_both_get_it(hosts: Hosts) -> None:
+    session = await conversation(await hosts.open(SCRIPT), "a", "b")
+    first, second = await positions(session.main_thread())
+    asked: list[Definition] = []
+    go = asyncio.Event()
+
+    async def make(definition: Definition) -> Any:
+        asked.append(definition)
+        await go.wait()
+        return ScriptedHarness(SCRIPT)
+
+    runtime = await hosts.open(harnesses=[HarnessResolver("agent", make)], start=False)
+    thread = runtime.get_session(KEY).main_thread()
+    both = asyncio.gather(thread.restore(first, second, "restore"), thread.fork(first, BRANCH, "fork"))
+    await until(lambda: bool(asked))
+    go.set()
+    restored, branch = await both
+
+    assert (restored.settled, branch.key, len(asked)) == (SettledBy.RESTORED, BRANCH, 1)
 
 
 async def test_another_version_of_the_definition_reads_the_same_state(hosts: Hosts) -> None:

@@ -315,8 +315,15 @@ class _OtherState(ScriptedHarness):
         return "another"
 
 
+_RAISED: dict[str, type[BaseException]] = {
+    "raises": LookupError,
+    "exits": SystemExit,
+    "cancels": asyncio.CancelledError,
+}
+
+
 @pytest.mark.spec("RT-34", "RT-36", "RT-37", "DX-03")
-@pytest.mark.parametrize("answer", ["none", "raises", "another state", "missing route"])
+@pytest.mark.parametrize("answer", ["none", "raises", "exits", "cancels", "another state", "missing route"])
 async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up_nothing(
     hosts: Hosts, answer: str
 ) -> None:
@@ -326,8 +333,8 @@ async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up
         asked.append(definition.definition_version)
         if definition.definition_version == "v2":
             return ScriptedHarness([final("by v2")])
-        if answer == "raises":
-            raise LookupError("no such version")
+        if answer in _RAISED:
+            raise _RAISED[answer]("no such version")
         if answer == "none":
             return None
         if answer == "another state":

@@ -7,6 +7,7 @@ look, and its backlog holds up nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -18,7 +19,9 @@ from agentscope_durable.contracts.errors import Incompatible, Misuse, NotFound
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.records import CLASS_SEPARATOR, Binding
 from agentscope_durable.runtime.backoff import Backoff
+from agentscope_durable.runtime.classify import ends_the_program
 from agentscope_durable.runtime.host import Host
+from agentscope_durable.runtime.tasks import contained
 from agentscope_durable.spi.harness import HarnessAdapter
 
 RESOLVED_MAX = 256
@@ -111,7 +114,7 @@ class Harnesses:
         }
         self._resolvers = {resolver.name: resolver for resolver in resolvers}
         self._resolved: OrderedDict[str, HarnessAdapter] = OrderedDict()
-        self._resolving: set[str] = set()
+        self._resolving: dict[str, asyncio.Future[None]] = {}
         self._declined = Backoff(host.environment, DECLINED_SECONDS, most=DECLINED_SECONDS)
         self._named: OrderedDict[str, None] = OrderedDict()
         self.on_declined: Callable[[], None] = lambda: None
@@ -163,11 +166,12 @@ class Harnesses:
         resolver = self._resolvers.get(binding.harness)
         if resolver is None or klass in self._registered or not self._askable(klass):
             return None
-        self._resolving.add(klass)
+        asked = self._resolving[klass] = asyncio.get_running_loop().create_future()
         try:
             adapter = await self._ask(resolver, binding)
         finally:
-            self._resolving.discard(klass)
+            del self._resolving[klass]
+            asked.set_result(None)
         if adapter is None:
             self._declined.missed(klass)
             self._named[klass] = None
@@ -180,18 +184,30 @@ class Harnesses:
             self._resolved.popitem(last=False)
         return adapter
 
+    async def made(self, binding: Binding) -> HarnessAdapter | None:
+        """As `find`; what is being found out at this moment is waited for."""
+        while asked := self._resolving.get(binding.ready_class):
+            await asyncio.wait({asked})
+        return await self.find(binding)
+
     async def _ask(self, resolver: HarnessResolver, binding: Binding) -> HarnessAdapter | None:
         definition = Definition(binding.harness, binding.definition_version, binding.state_version)
         name = f"definition {binding.harness!r} {binding.definition_version!r}"
+        task = asyncio.current_task()
         try:
             found = resolver.resolve(definition)
-            adapter = await found if inspect.isawaitable(found) else found
+            adapter = await contained(found, name=name) if inspect.isawaitable(found) else found
             if adapter is None:
                 return None
             if adapter.state_version != binding.state_version:
                 raise Incompatible(name, required=binding.state_version, present=adapter.state_version)
             self._require_routes(name, adapter)
-        except Exception as error:  # noqa: BLE001 - one version that cannot be made must not stop the others
+        except BaseException as error:
+            # One version that cannot be made must not stop the others, whatever its module or a library raises.
+            if ends_the_program(error, task):
+                raise
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             self._host.report(error, "a definition is not run here")
             return None
         return adapter

@@ -508,7 +508,7 @@ class Runner:
 
     async def _adapter(self, binding: Binding) -> HarnessAdapter:
         """Raises Incompatible when what ran this definition when it was claimed cannot be made again."""
-        adapter = await self._harnesses.find(binding)
+        adapter = await self._harnesses.made(binding)
         if adapter is None:
             name = f"definition {binding.harness!r}"
             raise Incompatible(name, required=binding.definition_version, present="no harness")

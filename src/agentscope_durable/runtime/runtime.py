@@ -158,7 +158,7 @@ class DurableRuntime:
             on_error=on_error,
         )
         self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
-        codecs = Codecs(checkpoints or {}, registered, self._harnesses.find)
+        codecs = Codecs(checkpoints or {}, registered, self._harnesses.made)
         self._door = Door(
             backend=backend,
             environment=environment,
@@ -415,7 +415,7 @@ class DurableRuntime:
             check_definition(definition)
             binding = definition.binding
             found = [harness.adapter for harness in self._harnesses.registered if harness.binding == binding]
-            adapter = found[-1] if found else await self._harnesses.find(binding)
+            adapter = found[-1] if found else await self._harnesses.made(binding)
             if adapter is None:
                 raise NotFound("harness", f"{definition.name} {definition.definition_version}")
             return _harness_view(binding, adapter.capabilities)
