@@ -18,6 +18,7 @@ from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import EntryConflict, Fenced, InvalidRequest, LimitExceeded, TooLarge
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import CheckpointRecord, EntryRecord, WorkspaceRecord
+from agentscope_durable.contracts.views import EntryView
 from agentscope_durable.contracts.workspace import ENTRIES_MAX, ENTRY_BYTES_MAX, EntryPath, check_path
 from agentscope_durable.domain.workspace import entries_to_restore
 from tests.domain.stage import BINDING, MAIN, Owner, Stage, now
@@ -56,12 +57,12 @@ def value_of(stage: Stage, path: EntryPath, thread: str = MAIN) -> Any:
 
 
 def values_at(stage: Stage, at: int, thread: str = MAIN) -> dict[EntryPath, Any]:
-    found: dict[EntryPath, EntryRecord] = ask(stage, q.EntriesAt(session=stage.session, thread_id=thread, at=at))
+    found: tuple[EntryView, ...] = ask(stage, q.EntriesAt(session=stage.session, thread_id=thread, at=at))
     return {
-        path: msgspec.json.decode(
+        entry.path: msgspec.json.decode(
             bytes(ask(stage, q.GetContent(session=stage.session, thread_id=thread, number=entry.number)).inline)
         )
-        for path, entry in found.items()
+        for entry in found
     }
 
 
@@ -312,8 +313,8 @@ def restored(stage: Stage, at: int, told: Told, request_id: str) -> int:
         )
     )
     told.entries = {
-        path: (entry.version, told.settled[record.through][path])
-        for path, entry in ask(stage, ask_at(at=stage.thread().position)).items()
+        entry.path: (entry.version, told.settled[record.through][entry.path])
+        for entry in ask(stage, ask_at(at=stage.thread().position))
     }
     return stage.thread().position
 
@@ -371,15 +372,15 @@ def test_the_changes_of_a_restore_bring_a_workspace_back(seed: int) -> None:
     """The decision alone: present entries, what they were, and what must change."""
     chance = random.Random(seed)
 
-    def entries(names: str) -> dict[EntryPath, EntryRecord]:
+    def entries(names: str) -> dict[EntryPath, EntryView]:
         return {
-            (name,): EntryRecord(chance.randint(1, 9), chance.randint(1, 9), 1, 5, chance.randint(1, 9), "t")
+            (name,): EntryView((name,), chance.randint(1, 9), chance.randint(1, 9), size_bytes=1, modified_at_ms=5)
             for name in names
             if chance.random() < 0.7
         }
 
     present, wanted = entries("abcdef"), entries("abcdef")
-    changes = {change.path: change for change in entries_to_restore(present, wanted, floor=20)}
+    changes = {change.path: change for change in entries_to_restore(present.values(), wanted.values(), floor=20)}
 
     for path in {*present, *wanted}:
         now_, then, change = present.get(path), wanted.get(path), changes.get(path)

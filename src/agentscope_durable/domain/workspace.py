@@ -11,7 +11,7 @@ told (CK-07). What the same Turn wrote and wrote over was never settled, and is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -20,11 +20,11 @@ from agentscope_durable.contracts.change import Reads
 from agentscope_durable.contracts.commands import EntryCommit
 from agentscope_durable.contracts.errors import EntryConflict, InvalidRequest, LimitExceeded, TooLarge
 from agentscope_durable.contracts.records import EntryRecord, WorkspaceRecord
+from agentscope_durable.contracts.views import EntryView
 from agentscope_durable.contracts.workspace import (
     ENTRIES_MAX,
     ENTRY_BYTES_MAX,
     WORKSPACE_BYTES_MAX,
-    EntryPath,
     check_path,
     path_text,
 )
@@ -124,7 +124,7 @@ def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceR
 
 
 def entries_to_restore(
-    present: Mapping[EntryPath, EntryRecord], wanted: Mapping[EntryPath, EntryRecord], floor: int
+    present: Iterable[EntryView], wanted: Iterable[EntryView], floor: int
 ) -> tuple[EntryCommit, ...]:
     """The changes after which a workspace has the entries it once had. Contents are there already, under their numbers.
 
@@ -133,9 +133,11 @@ def entries_to_restore(
         wanted: entries at the position to come back to.
         floor: of the workspace now.
     """
-    changes = [EntryCommit(path=path, expected=entry.version) for path, entry in present.items() if path not in wanted]
-    for path, entry in wanted.items():
-        now = present.get(path)
+    there = {entry.path: entry for entry in present}
+    back = {entry.path: entry for entry in wanted}
+    changes = [EntryCommit(path=path, expected=entry.version) for path, entry in there.items() if path not in back]
+    for path, entry in back.items():
+        now = there.get(path)
         if now is None or now.number != entry.number:
             version = 0 if now is None else now.version
             changes.append(
@@ -144,8 +146,8 @@ def entries_to_restore(
                     expected=version,
                     version=max(version, floor) + 1,
                     number=entry.number,
-                    size=entry.size,
-                    modified_ms=entry.modified_ms,
+                    size=entry.size_bytes,
+                    modified_ms=entry.modified_at_ms,
                 )
             )
     return tuple(changes)

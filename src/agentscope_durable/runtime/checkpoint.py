@@ -37,10 +37,9 @@ from agentscope_durable.contracts.questions import (
     LoadThread,
     Question,
 )
-from agentscope_durable.contracts.records import Binding, EntryRecord
+from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import Audience
-from agentscope_durable.contracts.views import CheckpointView, WorkspaceView
-from agentscope_durable.contracts.workspace import EntryPath
+from agentscope_durable.contracts.views import CheckpointView, EntryView, WorkspaceView
 from agentscope_durable.domain.workspace import entries_to_restore
 from agentscope_durable.runtime.definitions import Harness
 from agentscope_durable.spi.backend import SessionBackend
@@ -170,23 +169,23 @@ class Baselines:
         if target == source:
             counted: WorkspaceView = await self._ask(GetWorkspace(session=source.session, thread_id=source.thread_id))
             return entries_to_restore(await self._entries(source, stored.head), wanted, counted.floor)
-        return tuple([await self._copied(source, target, path, entry) for path, entry in wanted.items()])
+        return tuple([await self._copied(source, target, entry) for entry in wanted])
 
-    async def _entries(self, thread: ThreadKey, at: int) -> dict[EntryPath, EntryRecord]:
+    async def _entries(self, thread: ThreadKey, at: int) -> tuple[EntryView, ...]:
         return await self._ask(EntriesAt(session=thread.session, thread_id=thread.thread_id, at=at))
 
-    async def _copied(self, source: ThreadKey, target: ThreadKey, path: EntryPath, entry: EntryRecord) -> EntryCommit:
+    async def _copied(self, source: ThreadKey, target: ThreadKey, entry: EntryView) -> EntryCommit:
         """An entry with its content in the scope of another Session; version and number stay what an agent has seen."""
         question = GetContent(session=source.session, thread_id=source.thread_id, number=entry.number)
         content = await self._backend.open_body(source.session, await self._ask(question))
         return EntryCommit(
-            path=path,
+            path=entry.path,
             expected=0,
             version=entry.version,
             number=entry.number,
-            size=entry.size,
+            size=entry.size_bytes,
             content=await self._backend.put_body(target.session, content),
-            modified_ms=entry.modified_ms,
+            modified_ms=entry.modified_at_ms,
         )
 
     async def _ask(self, question: Question) -> Any:

@@ -370,6 +370,35 @@ class Mirrored(Plain):
         return AgentScopeAdapter.for_react(self.build, state_store=Slot(self.folder, self.point))
 
 
+class Careless(Scenario):
+    """A tool that must not run twice writes a note before its effect."""
+
+    never = ("effect",)
+
+    def build(self, binding: Any) -> AgentBuilder:
+        from agentscope.tool import FunctionTool, Toolkit
+
+        workspace = binding.workspace()
+
+        async def act() -> str:
+            """act"""
+            await workspace.put(["notes"], "act", "about to")
+            self.point("noted")
+            self.ledger.append("effect")
+            self.point("effect")
+            await workspace.put(["notes"], "act", "done")
+            return "acted"
+
+        toolkit = Toolkit(tools=[FunctionTool(act, permission=allow())])
+        return AgentBuilder(name="a", system_prompt="sys", model=self.model(chunk_chars=50), toolkit=toolkit)
+
+    def script(self, messages: list[Any], tools: Any, choice: Any, n: int) -> Any:
+        return "done" if rounds_so_far(messages) else Call("act", {}, id="a1")
+
+    def evidence(self, name: str) -> ToolResult:
+        return ToolResult(value="acted, as somebody saw")
+
+
 def bypass() -> Any:
     """A state in which nothing asks."""
     from agentscope.permission import PermissionContext, PermissionMode
@@ -395,5 +424,5 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "aside": Aside,
 }
 
-ALONE: dict[str, type[Scenario]] = {"mirrored": Mirrored}
+ALONE: dict[str, type[Scenario]] = {"mirrored": Mirrored, "careless": Careless}
 """Stories of single tests, which are not cut at every place."""

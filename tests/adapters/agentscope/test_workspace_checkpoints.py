@@ -19,6 +19,7 @@ from agentscope_durable.contracts.status import Audience
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.scripted_model import Call, scripted_model
+from tests.adapters.agentscope.agents import tool
 from tests.adapters.agentscope.scenarios import bypass
 
 KEY, OTHER = SessionKey("app", "one"), SessionKey("app", "two")
@@ -139,3 +140,46 @@ async def test_a_fork_takes_the_files_of_its_position_along_and_leaves_those_of_
     assert "x" * 100 in (await files(runtime, ThreadKey(OTHER, "branch")))["workspace/large.txt"][0]
     await says(branch, "Read")
     assert "Successfully" in await says(branch, "Edit branched again")
+
+
+@pytest.mark.spec("WS-05")
+async def test_what_is_outside_the_store_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """A file in a mount stays as it is: a restore does not take it back, and a fork does not copy it."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+
+    def make(binding: Any) -> AgentBuilder:
+        from agentscope.tool import Toolkit
+
+        files = RemoteFilesystem(binding.workspace(), ["workspace"])
+
+        async def publish() -> str:
+            number = len(list(mount.iterdir())) + 1
+            _ = (mount / f"{number}.txt").write_text("outside")
+            await files.write_file(PATH, f"inside {number}".encode())
+            return "published"
+
+        model = scripted_model(lambda m, t, c, n: "done" if any_result(m) else Call("publish", {}))
+        return AgentBuilder(name="a", system_prompt="sys", model=model, toolkit=Toolkit(tools=[tool(publish)]))
+
+    backend = MemoryBackend()
+    harness = Harness("assistant", "v1", AgentScopeAdapter.for_react(make))
+    async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
+        await runtime.start()
+        thread = (await runtime.create_session(KEY, "assistant")).main_thread()
+        for number in ("1", "2"):
+            await thread.call(number, "go", timeout=60)
+        first, second = await positions(thread)
+        await thread.restore(first, expected_position=second, request_id="back")
+        target = ThreadKey(KEY, "branch")
+        await thread.fork(first, target, request_id="fork")
+
+        assert sorted(path.name for path in mount.iterdir()) == ["1.txt", "2.txt"]
+        assert await files(runtime, thread.key) == {"workspace/a.txt": ("inside 1", 3)}
+        assert await files(runtime, target) == {"workspace/a.txt": ("inside 1", 1)}
+    await backend.close()
+
+
+def any_result(messages: list[Any]) -> bool:
+    asked = max(index for index, message in enumerate(messages) if message.role == "user")
+    return any(block.type == "tool_result" for message in messages[asked:] for block in message.content)

@@ -51,3 +51,20 @@ def test_files_are_written_once_wherever_the_process_is_killed(scenario: str, fo
         folder = tmp_path / str(number)
         assert forks.play(folder, scenario, place) == {"killed": 9}, f"{scenario}: {place} was not reached"
         check(scenario, base, forks.play(folder, scenario), [place])
+
+
+@pytest.mark.spec("WS-07", "AS-11")
+@pytest.mark.backend("sqlite")
+@pytest.mark.parametrize(
+    ("place", "note"), [("noted", ["about to", 1]), ("effect", ["about to", 1]), ("", ["done", 2])]
+)
+def test_what_a_tool_wrote_that_is_not_run_again_is_there(
+    place: str, note: list[object], forks: Forks, tmp_path: Path
+) -> None:
+    """It says how far the tool came; whoever settles the call reads it, and the tool is not started again."""
+    killed = forks.play(tmp_path, "careless", place)
+    assert killed == {"killed": 9} if place else killed["status"] == "COMPLETED"
+    report = forks.play(tmp_path, "careless")
+    assert report["status"] == "COMPLETED" and report["errors"] == []
+    assert report["files"] == {"notes/act": note}
+    assert report["effects"].get("effect", 0) == (0 if place == "noted" else 1)

@@ -211,7 +211,7 @@ class Run:
         invocation.models_may_change = any(
             type(middleware).on_model_call is not MiddlewareBase.on_model_call for middleware in middlewares
         )
-        offloader = arguments.pop("offloader", None) or home
+        offloader = agent_workspace(arguments.pop("offloader", None)) or home
         if offloader is not None:
             offloader = receipted_offloader(offloader, invocation)
         arguments["model"] = invocation.models.observed(arguments["model"])

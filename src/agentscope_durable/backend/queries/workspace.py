@@ -71,7 +71,7 @@ async def list_entries(reader: Reader, question: q.ListEntries) -> tuple[EntryVi
     return tuple(_view(keys.entry_path(key), decode(EntryRecord, data, key=key)) for key, data in records.ranges[page])
 
 
-async def entries_at(reader: Reader, question: q.EntriesAt) -> dict[EntryPath, EntryRecord]:
+async def entries_at(reader: Reader, question: q.EntriesAt) -> tuple[EntryView, ...]:
     """Costs the entries there are and what was replaced since then, whatever came before.
 
     The Thread may go on meanwhile. Present entries are read first: what is replaced after that is found among the
@@ -93,7 +93,7 @@ async def entries_at(reader: Reader, question: q.EntriesAt) -> dict[EntryPath, E
             replaced.add(path)
             record = decode(EntryRecord, data, key=key)
             found[path] = record if record.at <= at else None
-    return {path: record for path, record in found.items() if record is not None}
+    return tuple(_view(path, record) for path, record in found.items() if record is not None)
 
 
 async def _all(reader: Reader, session: SessionKey, prefix: str, after: str = "") -> list[tuple[str, bytes]]:
