@@ -14,9 +14,10 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.questions import GetTurn, ListEvents, Watermarks
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.runtime import Harness
 from agentscope_durable.runtime.streams import BACKLOG_MAX
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, say
-from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, until
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, refused, turn_is, until
 
 MANY = 200
 
@@ -286,6 +287,36 @@ async def test_nothing_is_left_when_the_last_one_leaves(hosts: Hosts) -> None:
     await refused(session.main_thread().get_turn("nobody's").wait(), NotFound)
 
     assert not feeds._feeds and not len(feeds._tasks) and feeds._poller is None
+
+
+@pytest.mark.spec("CT-10", "CT-07", "ST-10")
+async def test_a_host_looks_at_a_turn_it_runs_when_something_was_said_of_that_turn(hosts: Hosts) -> None:
+    """Other Turns of the Session may be as busy as they like; a control is noticed without a poll."""
+    counted = Counted(hosts.backend)
+    gates = Gates()
+    harnesses = [
+        Harness("still", "v1", ScriptedHarness([Stall(gate="g"), final("never")], gates=gates)),
+        Harness("busy", "v1", ScriptedHarness([*(say(f"{number}") for number in range(10)), final("ok")])),
+    ]
+    runtime = await hosts.open(backend=counted, harnesses=harnesses, parallelism=20, poll_interval=600.0)
+    session = await runtime.create_session(KEY, "still")
+    threads = [await session.create_thread(f"t{number}", "still") for number in range(10)]
+    still = [await thread.submit("r-" + thread.thread_id, "a") for thread in threads]
+    busy = await session.create_thread("busy", "busy")
+    await until(lambda: len(runtime._scheduler.runs) == 10)
+    for turn in still:
+        await turn_is(turn, "RUNNING")
+    await _quiet(counted)
+    before = counted.asked["GetTurn"]
+    for number in range(5):
+        assert str(await (await busy.submit(f"b{number}", "x")).wait(SECONDS)) == "ok"
+
+    # Of the busy ones' own: what their callers and their hosts ask.
+    assert counted.asked["GetTurn"] - before < 5 * 12
+    for turn in still:
+        await turn.cancel("c-" + turn.turn_id)
+    for turn in still:
+        await turn_is(turn, "CANCELLED")
 
 
 async def test_a_wait_without_time_asks_once(hosts: Hosts) -> None:

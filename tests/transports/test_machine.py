@@ -24,7 +24,7 @@ from agentscope_durable.testing.wakeups import heard
 from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents, MachineWakeups
 from agentscope_durable.transports.machine import bus as bus_module
 from agentscope_durable.transports.machine import place as place_module
-from agentscope_durable.transports.machine.bus import WAITING_BYTES_MAX, _preview_key
+from agentscope_durable.transports.machine.bus import _preview_key
 from agentscope_durable.transports.machine.frames import (
     FRAME_BYTES_MAX,
     KEYS_MAX,
@@ -36,6 +36,7 @@ from agentscope_durable.transports.machine.frames import (
     Show,
     encode,
 )
+from agentscope_durable.transports.machine.peer import WAITING_BYTES_MAX
 from agentscope_durable.transports.machine.place import ADDRESS_BYTES_MAX, NEW_SECONDS, Place
 
 

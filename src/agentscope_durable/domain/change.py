@@ -45,6 +45,11 @@ def session_hint(partition: str) -> str:
     return "s:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+def turn_hint(partition: str, turn_id: str) -> str:
+    """Hint key of one Turn: what was said of it, and not of the others of its Session."""
+    return "t:" + blake2b(f"{partition}\x00{turn_id}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
 def ready_hint(kind: str, klass: str) -> str:
     """Hint key of a kind and class of ready work.
 
@@ -249,6 +254,8 @@ class Draft:
         """Everything collected, as one change."""
         partition = keys.partition(self.session)
         self._hints[session_hint(partition)] = None
+        for turn_id in {event.turn_id for event in self._events if event.turn_id}:
+            self._hints[turn_hint(partition, turn_id)] = None
         entry = None
         if self._events or self._facts or self._stream:
             entry = Entry(
@@ -305,4 +312,4 @@ def begin(view: View, session: SessionKey, seed: bytes, now_ms: int) -> Draft:
     return Draft(view, session, seed, now_ms, head)
 
 
-__all__ = ["Draft", "begin", "ready_hint", "session_hint"]
+__all__ = ["Draft", "begin", "ready_hint", "session_hint", "turn_hint"]

@@ -45,7 +45,7 @@ from agentscope_durable.contracts.records import Binding, ExecutionRecord, Failu
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
-from agentscope_durable.domain.change import session_hint
+from agentscope_durable.domain.change import turn_hint
 from agentscope_durable.runtime.classify import (
     RetryableFailure,
     corrupt,
@@ -379,7 +379,7 @@ class Runner:
     async def _watch(self, run: LiveRun, thread: ThreadKey, claimed: Claimed, task: asyncio.Task[Any]) -> None:
         """See controls and a lost lease while the agent is busy; a receipt would tell them only at the next commit."""
         environment = self._host.environment
-        hint = session_hint(keys.partition(thread.session))
+        hint = turn_hint(keys.partition(thread.session), claimed.turn_id)
         bell = Bell()
         async with ringing(self._host.backend.wakeups(), frozenset({hint}), bell):
             while not run.over:

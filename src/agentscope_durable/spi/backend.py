@@ -44,8 +44,8 @@ class Heartbeat(Protocol):
 class Wakeups(Protocol):
     """Change hints. A hint may be lost, doubled or late; nothing depends on it (BE-03).
 
-    Keys are of fixed size: `s:<hash>` a Session changed, `r:<hash>` work of a ready class appeared,
-    `*` anything.
+    Keys are of fixed size: `s:<hash>` a Session changed, `t:<hash>` something was said of a Turn, `r:<hash>` work of a
+    ready class appeared, `*` anything.
 
     Promises, each checked by name in `testing.WakeupsContract`:
 

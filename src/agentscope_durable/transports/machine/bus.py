@@ -32,7 +32,6 @@ from agentscope_durable.transports.machine.frames import (
     KEYS_MAX,
     VERSION,
     Frame,
-    Frames,
     Hello,
     Hints,
     Interest,
@@ -42,6 +41,7 @@ from agentscope_durable.transports.machine.frames import (
     interests,
     show,
 )
+from agentscope_durable.transports.machine.peer import Peer
 from agentscope_durable.transports.machine.place import Place
 
 __all__ = ["MachineBus", "MachineLiveEvents", "MachineWakeups"]
@@ -50,10 +50,6 @@ log = logging.getLogger("agentscope_durable.transports")
 
 PEERS_MAX: Final = 64
 """Connections of one process. Who comes later polls."""
-WAITING_BYTES_MAX: Final = 1024 * 1024
-"""Bytes that wait for one peer. What comes then is left out; it is told that anything may have changed."""
-INTEREST_MAX: Final = 16_384
-"""Keys that one peer may name. Beyond that it is told every hint."""
 LOOK_SECONDS: Final = 2.0
 """Between two looks for processes without a connection: one was not reached, or cannot be connected to."""
 HELLO_SECONDS: Final = 5.0
@@ -64,57 +60,6 @@ CLOSE_SECONDS: Final = 2.0
 _READ_BYTES: Final = 64 * 1024
 _SESSIONS_MAX: Final = 4096
 """Sessions whose key is kept instead of computed again."""
-
-
-class _Peer:
-    """One connection. All but `frames` is guarded by the bus's lock."""
-
-    def __init__(self, connection: socket.socket, now: float, name: str | None = None) -> None:
-        self.connection = connection
-        self.since = now
-        # None until it has said it.
-        self.name = name
-        self.frames = Frames()
-        self.interest: set[str] = set()
-        self.everything = True
-        self.overflowed = False
-        self.waiting = bytearray()
-        # Something was left out: hints, or what this process wants to be told.
-        self.missed = False
-        self.failed = False
-        self.registered = 0
-
-    def send(self, data: bytes) -> bool:
-        """Without waiting. False if the thread has to see to it."""
-        if self.failed:
-            return True
-        if len(self.waiting) + len(data) > WAITING_BYTES_MAX:
-            self.missed = True
-            return True
-        if not self.waiting:
-            try:
-                data = data[self.connection.send(data) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.failed = True
-                return False
-        self.waiting += data
-        return not data
-
-    def flush(self) -> None:
-        try:
-            while self.waiting:
-                del self.waiting[: self.connection.send(self.waiting)]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.failed = True
-
-    def wants(self, keys: Iterable[str]) -> tuple[str, ...]:
-        if self.everything:
-            return tuple(keys)
-        return tuple(key for key in keys if key in self.interest or key == ANYTHING)
 
 
 class MachineBus:
@@ -133,9 +78,9 @@ class MachineBus:
         self._name = environment.random_bytes(8).hex()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._peers: list[_Peer] = []
+        self._peers: list[Peer] = []
         # One connection for each process, so that nothing is told twice.
-        self._targets: tuple[_Peer, ...] = ()
+        self._targets: tuple[Peer, ...] = ()
         self._interest: dict[str, int] = {}
         self._listening_to_all = 0
         self._started = False
@@ -263,13 +208,13 @@ class MachineBus:
                 for peer in self._peers:
                     self._send(peer, data)
 
-    def _introduce(self, peer: _Peer) -> None:
+    def _introduce(self, peer: Peer) -> None:
         """All that this process wants to be told."""
         everything = self._listening_to_all > 0
         for frame in interests(list(self._interest), anew=True, everything=everything):
             self._send(peer, encode(frame))
 
-    def _send(self, peer: _Peer, data: bytes) -> None:
+    def _send(self, peer: Peer, data: bytes) -> None:
         if not peer.send(data):
             self._wake()
 
@@ -348,7 +293,7 @@ class MachineBus:
             self._welcome(connection, None)
 
     def _welcome(self, connection: socket.socket, name: str | None) -> None:
-        peer = _Peer(connection, self._environment.monotonic(), name)
+        peer = Peer(connection, self._environment.monotonic(), name)
         with self._lock:
             self._peers.append(peer)
             self._send(peer, encode(Hello(VERSION, self._name)))
@@ -357,7 +302,7 @@ class MachineBus:
 
     def _choose(self) -> None:
         """Two processes that began at the same moment have two connections: each uses one of them."""
-        chosen: dict[object, _Peer] = {}
+        chosen: dict[object, Peer] = {}
         for peer in self._peers:
             if not peer.failed:
                 chosen.setdefault(peer.name or peer, peer)
@@ -400,7 +345,7 @@ class MachineBus:
                     self._selector.modify(peer.connection, events, peer)
                 peer.registered = events
 
-    def _attend(self, peer: _Peer, events: int) -> None:
+    def _attend(self, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             with self._lock:
                 peer.flush()
@@ -420,7 +365,7 @@ class MachineBus:
             with self._lock:
                 peer.failed = True
 
-    def _hear(self, peer: _Peer, frame: Frame) -> None:
+    def _hear(self, peer: Peer, frame: Frame) -> None:
         match frame:
             case Hello():
                 with self._lock:
@@ -428,23 +373,11 @@ class MachineBus:
                     self._choose()
             case Interest():
                 with self._lock:
-                    self._note(peer, frame)
+                    peer.note(frame)
             case Hints():
                 self.wakeups.local.publish(frame.keys)
             case Show():
                 self.live.local.publish(frame.session, frame.preview)
-
-    def _note(self, peer: _Peer, frame: Interest) -> None:
-        if frame.anew:
-            peer.interest.clear()
-            peer.overflowed = False
-        if not frame.wanted:
-            peer.interest.difference_update(frame.keys)
-        elif len(peer.interest) + len(frame.keys) <= INTEREST_MAX:
-            peer.interest.update(frame.keys)
-        else:
-            peer.overflowed = True
-        peer.everything = frame.everything or peer.overflowed
 
     def _shut(self) -> None:
         with self._lock:
