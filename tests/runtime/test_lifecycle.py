@@ -525,13 +525,19 @@ async def test_an_option_that_cannot_work_is_refused_with_its_name(hosts: Hosts,
         DurableRuntime(backend=hosts.backend, executors={"a\nb": FunctionExecutor({})})
 
 
-@pytest.mark.parametrize("timeout", [math.nan, "1"])
+@pytest.mark.parametrize("timeout", [math.nan, -math.inf, True, "1"])
 async def test_a_timeout_that_is_none_is_refused_instead_of_waiting_for_ever(hosts: Hosts, timeout) -> None:
     runtime = await hosts.open([final("ok")], start=False)
     turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
     async with asyncio.timeout(SECONDS):
         with pytest.raises(InvalidRequest, match="timeout"):
             await turn.wait(timeout)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400])
+async def test_a_timeout_may_be_any_number(hosts: Hosts, timeout: float) -> None:
+    turn = await (await (await hosts.open([final("ok")])).create_session(KEY, "agent")).submit("r1", "a")
+    assert str(await turn.wait(timeout)) == "ok"
 
 
 @pytest.mark.spec("RT-25", "LF-09")

@@ -1260,6 +1260,12 @@ async def test_a_setting_that_keeps_no_promise_is_refused(tmp_path: Path, option
     assert os.listdir(tmp_path) == []
 
 
+async def test_a_path_that_is_too_long_for_sqlite_is_the_callers_affair(tmp_path: Path) -> None:
+    """Not a fault that passes."""
+    with pytest.raises(InvalidRequest, match="at most 480 bytes"):
+        await SqliteRecordStore.open(tmp_path.joinpath(*["x" * 100] * 5) / "durable.db")
+
+
 async def test_a_lock_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("not a folder")
     async with opened(tmp_path) as store:

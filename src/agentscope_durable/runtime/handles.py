@@ -86,6 +86,8 @@ from agentscope_durable.runtime.timeline import PAGE_LIMIT, Timeline
 __all__ = ["DurableSession", "DurableThread", "DurableTurn"]
 
 REVISION_MAX = 2**53 - 1
+FOR_EVER_SECONDS = 1e9
+"""A wait that is longer than thirty years has no end."""
 
 TurnInput = str | Input | Mapping[str, JsonValue]
 """What can be submitted: text, an `Input`, or an input in its wire form."""
@@ -150,10 +152,11 @@ class DurableTurn(Timeline):
             TurnFailed, TurnCancelled: as `result`.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds)):
+        known = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool))
+        if not known or (seconds is not None and not seconds > -math.inf):
             raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
         environment = self._door.environment
-        deadline = math.inf if seconds is None else environment.monotonic() + seconds
+        deadline = math.inf if seconds is None or seconds > FOR_EVER_SECONDS else environment.monotonic() + seconds
         view = await self._look()
         if _unfinished(view) and environment.monotonic() < deadline:
             bell = Bell()

@@ -43,6 +43,8 @@ Synchronous = Literal["NORMAL", "FULL", "EXTRA"]
 
 APPLICATION_ID = 0x41674475
 """`AgDu`, in the header of the file."""
+PATH_BYTES_MAX = 480
+"""Bytes of a store's path: SQLite takes 511, and puts its own endings and ours behind it."""
 PAGE_BYTES = 8192
 CACHE_KIB = 64_000
 
@@ -205,6 +207,11 @@ class SqliteFile:
             ours = StoreFull(self.location)
         elif isinstance(error, apsw.ReadOnlyError):
             ours = StoreReadOnly(self.location)
+        elif isinstance(error, apsw.CantOpenError) and len(os.fsencode(self.path.absolute())) > PATH_BYTES_MAX:
+            ours = InvalidRequest(
+                f"SQLite cannot open {self.location!r}: choose a path of at most {PATH_BYTES_MAX} bytes",
+                path="path",
+            )
         elif isinstance(error, apsw.NotADBError):
             ours = NotADatabase(self.location)
         elif isinstance(error, apsw.CorruptError):
