@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -323,16 +324,19 @@ _RAISED: dict[str, type[BaseException]] = {
 
 
 @pytest.mark.spec("RT-34", "RT-36", "RT-37", "DX-03")
-@pytest.mark.parametrize("answer", ["none", "raises", "exits", "cancels", "another state", "missing route"])
+@pytest.mark.parametrize("answer", ["none", "raises", "exits", "cancels", "hangs", "another state", "missing route"])
 async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up_nothing(
-    hosts: Hosts, answer: str
+    hosts: Hosts, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agentscope_durable.runtime.definitions.RESOLVE_SECONDS", 0.05)
     asked: list[str] = []
 
-    def resolve(definition: Definition) -> ScriptedHarness | None:
+    def resolve(definition: Definition) -> Any:
         asked.append(definition.definition_version)
         if definition.definition_version == "v2":
             return ScriptedHarness([final("by v2")])
+        if answer == "hangs":
+            return asyncio.get_running_loop().create_future()
         if answer in _RAISED:
             raise _RAISED[answer]("no such version")
         if answer == "none":

@@ -28,6 +28,8 @@ RESOLVED_MAX = 256
 """Versions made by resolvers that are kept at hand; the one used longest ago is made again when it is met again."""
 DECLINED_SECONDS = 30.0
 """A version that a resolver did not make is asked for again after this."""
+RESOLVE_SECONDS = 60.0
+"""A resolver that takes longer is given up; it holds a place of a Run meanwhile."""
 CLASSES_PAGE = 256
 """Versions with work that are looked at in one scan, for each resolver."""
 
@@ -196,7 +198,8 @@ class Harnesses:
         task = asyncio.current_task()
         try:
             found = resolver.resolve(definition)
-            adapter = await contained(found, name=name) if inspect.isawaitable(found) else found
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                adapter = await contained(found, name=name) if inspect.isawaitable(found) else found
             if adapter is None:
                 return None
             if adapter.state_version != binding.state_version:
