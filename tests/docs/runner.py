@@ -26,7 +26,8 @@ def save(name: str, content: str) -> None:
 
 def console(line: int, text: str) -> None:
     """A block of commands with what they print. `...` in an expected line stands for anything."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    places = (Path(__file__).with_name("bin"), Path(sys.executable).parent, os.environ["PATH"])
+    environment = {**os.environ, "PATH": ":".join(map(str, places))}
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, wanted = part.partition("\n")
         done = subprocess.run(

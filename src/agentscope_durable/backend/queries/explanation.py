@@ -27,7 +27,7 @@ from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.contracts.views import TurnView
 from agentscope_durable.domain.explanation import Facts, HostFacts, explain
 from agentscope_durable.domain.lease import full
-from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, ReadyScan, Records, StreamRange
+from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, ReadyScan, StreamRange
 
 __all__ = ["QUEUE_SHOWN_MAX", "explain_turn"]
 
@@ -38,15 +38,14 @@ _ASKS: Final = (WaitKind.APPROVAL, WaitKind.EXTERNAL_RESULT)
 
 async def explain_turn(reader: Reader, question: q.ExplainTurn) -> Explanation:
     session, thread_id, turn_id = question.session, question.thread_id, question.turn_id
-    queue = Range(keys.queues(thread_id), limit=QUEUE_SHOWN_MAX)
-    wanted = Reads(keys=(keys.thread(thread_id), keys.turn(turn_id)), ranges=(queue,))
+    wanted = Reads(keys=(keys.thread(thread_id), keys.turn(turn_id)))
     records, lease = await reader.read_owned(session, wanted, thread_id)
     thread, turn = thread_of(records, thread_id), turn_of(records, thread_id, turn_id)
     state, active = state_of(records, turn), active_of(records, turn)
     interactions, executions = await _open(reader, session, turn_id, state)
-    head = None
+    head, ahead = None, None
     if not state.status.terminal and thread.current not in ("", turn_id):
-        head = await _head_view(reader, session, thread_id, thread.current)
+        head, ahead = await _queue(reader, session, turn, thread.current)
     return explain(
         Facts(
             now_ms=records.now_ms,
@@ -56,7 +55,7 @@ async def explain_turn(reader: Reader, question: q.ExplainTurn) -> Explanation:
             active=active,
             hosts=await _hosts(reader, thread.binding, active, lease),
             head=head,
-            ahead=_ahead(records, queue, turn),
+            ahead=ahead,
             interactions=interactions,
             executions=executions,
             committed_ms=await _committed_ms(reader, session, thread_id, active),
@@ -82,20 +81,18 @@ async def _open(
     )
 
 
-async def _head_view(reader: Reader, session: SessionKey, thread_id: str, turn_id: str) -> TurnView:
-    wanted = Reads(keys=(keys.thread(thread_id), keys.turn(turn_id)))
+async def _queue(reader: Reader, session: SessionKey, turn: TurnRecord, head_id: str) -> tuple[TurnView, int | None]:
+    """The Turn at the head of the queue, and how many are ahead of this one, the head included."""
+    thread_id = turn.thread_id
+    page = Range(keys.queues(thread_id), limit=QUEUE_SHOWN_MAX)
+    wanted = Reads(keys=(keys.thread(thread_id), keys.turn(head_id)), ranges=(page,))
     records, lease = await reader.read_owned(session, wanted, thread_id)
-    turn = turn_of(records, thread_id, turn_id)
-    return await turn_view_now(reader, session, records, thread_of(records, thread_id), turn, lease)
-
-
-def _ahead(records: Records, queue: Range, turn: TurnRecord) -> int | None:
-    """Turns ahead of this one, the head included, which stands in no queue."""
-    place = keys.queue(turn.thread_id, turn.ordinal)
-    waiting = records.ranges[queue]
+    head = turn_of(records, thread_id, head_id)
+    view = await turn_view_now(reader, session, records, thread_of(records, thread_id), head, lease)
+    place, waiting = keys.queue(thread_id, turn.ordinal), records.ranges[page]
     if any(key == place for key, _ in waiting):
-        return 1 + sum(key < place for key, _ in waiting)
-    return None if len(waiting) == QUEUE_SHOWN_MAX else 1
+        return view, 1 + sum(key < place for key, _ in waiting)
+    return view, None if len(waiting) == QUEUE_SHOWN_MAX else 1
 
 
 async def _committed_ms(reader: Reader, session: SessionKey, thread_id: str, active: ThreadHead | None) -> int:
