@@ -57,7 +57,7 @@ async def test_damage_ends_with_10_and_names_the_record_and_the_way_out(
     script: Done = await typed("doctor", "--json", code=10)
 
     assert f"DAMAGE: position {at} of thread 'main' of session {SESSION}" in people.out
-    assert "The store is NOT sound." in people.out
+    assert "The store is DAMAGED." in people.out
     [finding] = [one for one in script.json["findings"] if one["check"] == "threads"]
     assert finding["severity"] == "damage" and finding["session"] == {"namespace": "app", "sessionId": "c1"}
     [repair] = suggested(people)
@@ -78,6 +78,9 @@ async def test_a_host_that_was_killed_ends_with_1_until_another_takes_over(tmp_p
 
         [finding] = done.json["findings"]
         assert (finding["check"], finding["severity"]) == ("hosts", "trouble")
+        assert "No damage was found, and somebody has to do something." in (await typed("doctor", code=1)).out
+        [turn] = (await typed("turns", spell(KILL_KEY), "--json")).json["items"]
+        assert ", lease valid, renewed " in (await typed("turn", turn["turnId"])).out, "valid says nothing of the host"
         assert "is dead and still owns 1 Threads" in finding["problem"]
         folder.open("g")
         second = await folder.host()
@@ -119,6 +122,8 @@ async def test_events_that_were_pruned_are_gone_and_everything_else_is_there(hos
     assert gone.error["code"] == "CURSOR_EXPIRED" and "snapshot" in gone.error["advice"]
     kept: Done = await typed("events", SESSION, "--json")
     assert len(kept.json["events"]) < len(before.json["events"])
+    assert kept.json["events"] == []
+    assert f"no events here: --after {kept.json['cursor']} goes on" in (await typed("events", SESSION)).err
     assert "two" in (await typed("history", SESSION)).out
     assert (await typed("doctor", "--deep")).code == 0
 

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
+from agentscope_durable import cli
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.cli import app as application
 from agentscope_durable.cli import main
@@ -47,6 +48,7 @@ def test_where_there_is_no_store_none_is_made(durable: Durable, tmp_path: Path, 
 
     assert done.error["facts"] == {"kind": "store", "identity": str(missing)}
     assert done.out == "" and not missing.exists()
+    assert "--store or DURABLE_STORE" in durable(*command, "--store", str(missing), code=3).err
 
 
 def _foreign(place: Path) -> None:
@@ -200,7 +202,9 @@ def test_help_names_every_command_and_says_nothing_is_wrong(durable: Durable) ->
     named = {command.callback.__name__ for command in application.app.registered_commands if command.callback}
 
     for arguments in ([], ["--help"], ["-h"]):
-        assert all(name in durable(*arguments).out for name in named)
+        said = durable(*arguments).out
+        assert all(name in said for name in named)
+        assert not [line for line in said.splitlines()[1:] if line.endswith("...")], "what each does is said to its end"
     for name in named:
         assert "--store" in durable(name, "--help").out
 
@@ -252,6 +256,38 @@ async def test_a_reader_that_has_read_enough_is_no_error(hosts: Hosts, tmp_path:
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+async def test_output_that_cannot_be_written_is_an_error(hosts: Hosts, tmp_path: Path, more: list[str]) -> None:
+    await begun(hosts, [final()], start=False)
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentscope_durable", "turns", SESSION, "--store", str(tmp_path), *more],
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    assert done.returncode == application.NOT_SHOWN, done.stderr
+    [said] = done.stderr.splitlines()
+    assert said.startswith("error: No space left on device")
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+
+    with pytest.raises(SystemExit) as ended:
+        cli.entry()
+
+    assert ended.value.code == cli.INTERRUPTED
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

@@ -203,6 +203,20 @@ async def test_text_on_its_way_in_another_process_is_shown_before_its_fact(
     assert {event["type"] for event in plain.events} == {"event"}
 
 
+async def test_previews_that_a_pipe_cannot_show_are_said_to_be_missing(
+    hosts: Hosts, tmp_path: Path, followers: list[Follower]
+) -> None:
+    runtime = await hosts.open([final()], start=False)
+    await runtime.create_session(KEY, "agent")
+    follower = await Follower.begin(tmp_path, SESSION, "--previews")
+    followers.append(follower)
+    await follower.until(lambda line: "thread.created" in line)
+
+    _, said = await follower.interrupt()
+
+    assert said.splitlines()[0] == "text on its way is shown on a terminal, or with --json"
+
+
 # ------------------------------------------------------------ what is on its way
 
 

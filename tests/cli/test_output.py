@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentscope_durable.cli.output import ago, cell, instant, lasting, visible
+from agentscope_durable.cli.extra import Console
+from agentscope_durable.cli.output import ago, cell, instant, lasting, table, visible
 from agentscope_durable.cli.store import parse_session, spell
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
@@ -74,3 +77,25 @@ def test_times_are_read_by_everyone_alike() -> None:
         "3 d",
     ]
     assert ago(5000, 3000) == "2 s ago" and ago(3000, 5000) == "in 2 s"
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_an_id_to_type_stays_in_one_piece_in_a_narrow_terminal(columns: int) -> None:
+    out = io.StringIO()
+    names = ("RUN", "STATUS", "HOST", "STARTED", "ENDED", "ERROR")
+    time = instant(1_796_044_350_811)
+    rows = [(f"tzdayr4ovwej4nwf3.{n}", "COMPLETED", "vm-11722-3d9fa3a069fe74a8", time, time, None) for n in range(3)]
+
+    table(Console(file=out, width=columns), names, rows)
+
+    words = out.getvalue().split()
+    assert [word for word in words if word.startswith("tzd")] == [row[0] for row in rows]
+    assert max(map(len, out.getvalue().splitlines())) <= columns
+
+
+def test_an_id_that_is_longer_than_a_terminal_loses_nothing() -> None:
+    out, name = io.StringIO(), "app/" + "x" * 256
+
+    table(Console(file=out, width=80), ("SESSION", "STATUS", "CREATED"), [(name, "OPEN", instant(0))])
+
+    assert out.getvalue().count("x") == 256

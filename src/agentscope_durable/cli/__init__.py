@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from agentscope_durable.contracts.errors import MissingExtra
 
-__all__ = ["entry", "main"]
+__all__ = ["INTERRUPTED", "entry", "main"]
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl+C, as shells have it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,4 +44,6 @@ def entry() -> None:
     except MissingExtra as error:
         sys.stderr.write(f"error: {error}\n")
         code = error.exit_code
+    except KeyboardInterrupt:  # while the rest was being imported
+        code = INTERRUPTED
     raise SystemExit(code)

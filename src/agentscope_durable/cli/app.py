@@ -10,15 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agentscope_durable.cli import care, controls, events, positions, sessions, turns
+from agentscope_durable.cli import INTERRUPTED, care, controls, events, positions, sessions, turns
 from agentscope_durable.cli.extra import UsageError, typer
+from agentscope_durable.cli.options import STORE_VARIABLE
 from agentscope_durable.cli.output import visible
-from agentscope_durable.contracts.errors import DurableError, InvalidRequest, to_wire
+from agentscope_durable.contracts.errors import DurableError, InvalidRequest, NotFound, to_wire
 
-__all__ = ["INTERRUPTED", "app", "run"]
+__all__ = ["NOT_SHOWN", "app", "run"]
 
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl+C, as shells have it."""
+NOT_SHOWN: Final = 74
+"""Exit code when standard output cannot be written, a full disk for example: EX_IOERR, as sysexits has it."""
 
 app = typer.Typer(
     name="durable",
@@ -50,10 +51,21 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read this has read enough. Nothing can be said to them any more, not even at the end of the process.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read this has read enough.
+        _say_no_more()
         return 0
+    except OSError as error:
+        _say_no_more()
+        sys.stderr.write(
+            f"error: {visible(error.strerror or str(error))}. What was asked may have been done: look again\n"
+        )
+        return NOT_SHOWN
+
+
+def _say_no_more() -> None:
+    """Nothing can be written to standard output any more, not even at the end of the process."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: DurableError, as_json: bool) -> int:
@@ -65,7 +77,12 @@ def _failed(error: DurableError, as_json: bool) -> int:
             told["requestId"] = request
         sys.stderr.write(msgspec.json.encode({"error": told}).decode() + "\n")
     else:
-        sys.stderr.write(f"error: {visible(str(error))}\n")
+        said = str(error)
+        if isinstance(error, NotFound) and error.kind == "store":
+            said = (
+                f"{error.what}. Name its folder with --store or {STORE_VARIABLE}; the first host that opens it makes it"
+            )
+        sys.stderr.write(f"error: {visible(said)}\n")
     return error.exit_code
 
 

@@ -40,8 +40,11 @@ def doctor(
     found = looked(store, read)
     tell(found, as_json, lambda screen, found: _show_examination(screen, found, store))
     if not found.sound:
-        damaged = any(finding.severity is Severity.DAMAGE for finding in found.findings)
-        raise typer.Exit(DAMAGE if damaged else TROUBLE)
+        raise typer.Exit(DAMAGE if _damaged(found) else TROUBLE)
+
+
+def _damaged(found: Examination) -> bool:
+    return any(finding.severity is Severity.DAMAGE for finding in found.findings)
 
 
 def _show_examination(screen: Console, found: Examination, store: str) -> None:
@@ -59,7 +62,13 @@ def _show_examination(screen: Console, found: Examination, store: str) -> None:
     if found.more:
         screen.print(f"and {found.more} findings more")
     screen.print()
-    screen.print("The store is sound." if found.sound else "The store is NOT sound.", style="bold")
+    if found.sound:
+        verdict = "The store is sound."
+    elif _damaged(found):
+        verdict = "The store is DAMAGED."
+    else:
+        verdict = "No damage was found, and somebody has to do something."
+    screen.print(verdict, style="bold")
 
 
 def _result(check: Any) -> str:

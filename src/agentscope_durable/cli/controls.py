@@ -165,7 +165,7 @@ def submit(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Submit a task: it is stored when this returns, and runs when a host takes it."""
+    """Submit a task. It is stored when this returns, and runs when a host takes it."""
     given = Given(text, file, document).read()
 
     async def send(there: Opened, name: str) -> dict[str, str | dict[str, str]]:
@@ -194,7 +194,7 @@ def steer(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Change the work under way: read by the agent at its next boundary, even after a final answer."""
+    """Change the work under way. Read by the agent at its next boundary, even after a final answer."""
     given = Given(text, file, document).read()
     _control(turn, store, request_id, as_json, lambda handle, name: handle.steer(name, given))
 
@@ -208,7 +208,7 @@ def inject(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Add material to the work under way; it does not reopen a final answer."""
+    """Add material to the work under way. It does not reopen a final answer."""
     given = Given(text, file, document).read()
     _control(turn, store, request_id, as_json, lambda handle, name: handle.inject(name, given))
 
@@ -297,7 +297,7 @@ def resume(
 
 
 def cancel(turn: Turn, request_id: RequestId = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """End a Turn: at once if it never ran, else when its effects are settled."""
+    """End a Turn. At once if it never ran, else when its effects are settled."""
     _control(turn, store, request_id, as_json, lambda handle, name: handle.cancel(name))
 
 
@@ -305,7 +305,7 @@ def cancel(turn: Turn, request_id: RequestId = None, store: Store = DEFAULT_STOR
 
 
 def release(turn: Turn, request_id: RequestId = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Let a Turn run again that was parked for a person to look at."""
+    """Let a parked Turn run again. It was parked for a person to look at."""
 
     async def send(there: Opened, name: str) -> dict[str, str]:
         handle = await there.turn(turn)
@@ -328,7 +328,7 @@ def reconcile(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Settle a tool call whose outcome nobody knew, with what was found out about it."""
+    """Settle a tool call whose outcome is UNKNOWN. Say what was found out about it."""
     if sum(given is not None for given in (succeeded, failed, cancelled)) != 1:
         raise InvalidRequest("give one of --succeeded, --failed and --cancelled", path="result")
     outcome: Succeeded | Failed | Cancelled

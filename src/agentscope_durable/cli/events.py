@@ -55,12 +55,14 @@ def events(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """What happened in a Session, a Thread or a Turn; with --json --follow one document a line."""
+    """What happened in a Session, a Thread or a Turn. With --json --follow one document a line."""
     if not follow:
         tell(looked(store, lambda there: _page(there, target, thread, after, limit)), as_json, _show_page)
         return
     wanted = previews if previews is not None else sys.stdout.isatty() and not as_json
     sink: _Lines | _Screen = _Lines() if as_json else _Screen()
+    if previews and not as_json and not sys.stdout.isatty():
+        note("text on its way is shown on a terminal, or with --json")
     try:
         looked(store, lambda there: _follow(there, target, thread, after, wanted, sink))
     except KeyboardInterrupt:
@@ -95,8 +97,8 @@ def _show_page(screen: Console, page: EventPage) -> None:
         screen.print(_line(event))
     if page.cursor != page.high_watermark:
         note(f"more: --after {page.cursor}")
-    elif page.events:
-        note(f"the last: --after {page.cursor} goes on from here")
+    else:
+        note(f"{'the last' if page.events else 'no events here'}: --after {page.cursor} goes on from here")
 
 
 async def _follow(

@@ -37,6 +37,11 @@ __all__ = [
 NO_WRAP: Final = 100_000
 """Columns of what is not a terminal: one row stays one line."""
 
+TYPED: Final = frozenset(("TURN", "RUN", "CALL", "POSITION", "SESSION", "THREAD", "CURRENT TURN"))
+"""Columns of what is typed into the next command."""
+WHOLE_MAX: Final = 32
+"""Columns of a terminal that such a cell may take for itself."""
+
 # C0 and C1 but tab and newline; marks, embeddings, overrides and isolates of direction; line and paragraph separators.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
@@ -130,11 +135,15 @@ def table(
     screen: Console, columns: Sequence[str], rows: Iterable[Sequence[object]], *, more: str | None = None
 ) -> None:
     """Rows under headings; `more` is the cursor of the next page."""
+    cells = [[cell(value) for value in row] for row in rows]
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name in columns:
-        shown.add_column(name, overflow="fold")
-    for row in rows:
-        shown.add_row(*(cell(value) for value in row))
+    for number, name in enumerate(columns):
+        widest = max((row[number].cell_len for row in cells), default=0)
+        # Half an id is no id to copy: in a narrow terminal the other columns fold.
+        whole = max(widest, len(name)) if name in TYPED and widest <= WHOLE_MAX else None
+        shown.add_column(name, overflow="fold", width=whole)
+    for row in cells:
+        shown.add_row(*row)
     screen.print(shown)
     if more is not None:
         note(f"more: --cursor {more}")

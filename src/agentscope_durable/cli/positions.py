@@ -45,7 +45,7 @@ def checkpoints(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Settled positions of a Thread: its agent's context can be taken up again at each."""
+    """Settled positions of a Thread. Its agent's context can be taken up again at each."""
 
     def show(screen: Console, page: CheckpointPage) -> None:
         def row(view: CheckpointView) -> tuple[object, ...]:
@@ -72,7 +72,7 @@ def restore(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Give a Thread's agent the context it had at a former position. Effects of tools are not undone."""
+    """Give a Thread's agent the context of a former position. Effects of tools are not undone."""
 
     async def send(there: Opened, name: str) -> dict[str, Any]:
         key = there.session(session).get_thread(thread).key
@@ -97,7 +97,7 @@ def fork(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Begin another Thread with the context that a Thread had at a position. The source is only read."""
+    """Begin another Thread with the context of a position. The source is only read."""
     wanted = ThreadKey(parse_session(target), check_id("thread_id", target_thread))
 
     async def send(there: Opened, name: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def repair(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """End a Turn whose state is damaged, and let its Thread go on from a former position."""
+    """End a Turn whose state is damaged. Its Thread goes on from a former position."""
 
     async def send(there: Opened, name: str) -> RepairReceipt:
         handle = await there.turn(turn)

@@ -77,7 +77,7 @@ def history(
     limit: Limit = LIMIT,
     as_json: Json = False,
 ) -> None:
-    """What was said: in a Session, in one of its Threads, or in a Turn."""
+    """What was said in a Session, a Thread or a Turn."""
 
     async def read(there: Opened) -> Page:
         where = await there.target(target)

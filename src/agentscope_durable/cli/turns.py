@@ -82,8 +82,9 @@ def show_turn(screen: Console, view: TurnView) -> None:
     lease = view.lease
     owner = None
     if lease is not None:
-        alive = "alive" if lease.alive else "EXPIRED"
-        owner = f"{lease.owner}, fence {lease.fence}, lease {alive}, renewed {lasting(lease.age_ms)} ago"
+        # Valid, and not alive: the lease of a host that was killed is valid for a while. `explain` knows of the host.
+        valid = "valid" if lease.alive else "EXPIRED"
+        owner = f"{lease.owner}, fence {lease.fence}, lease {valid}, renewed {lasting(lease.age_ms)} ago"
     recovery = view.recovery
     failures = None
     if recovery is not None:
@@ -131,7 +132,7 @@ def result(
 
 
 def explain(turn: Turn, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Why a Turn does not advance, whose move it is, and what to type next."""
+    """Why a Turn does not advance. Whose move it is, and what to type next."""
 
     async def read(there: Opened) -> Explanation:
         return await (await there.turn(turn)).explain()
@@ -214,7 +215,7 @@ def runs(
 def steps(
     run: Run, store: Store = DEFAULT_STORE, cursor: Cursor = None, limit: Limit = LIMIT, as_json: Json = False
 ) -> None:
-    """Steps of a Run: rounds of reasoning, and continuations that apply results."""
+    """Steps of a Run. Rounds of reasoning, and continuations that apply results."""
 
     async def read(there: Opened) -> Page:
         handle, run_id = await there.run(run)
@@ -263,7 +264,7 @@ def _usage(usage: UsageView | None) -> str | None:
 
 
 def tools(turn: Turn, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Tool calls of a Turn: what was asked, whether it ended, and whether the agent has the result."""
+    """Tool calls of a Turn. What was asked, whether it ended, and whether the agent has the result."""
 
     async def read(there: Opened) -> list[ToolView]:
         return await (await there.turn(turn)).list_tools()
@@ -286,7 +287,7 @@ def interactions(
     every: Annotated[bool, typer.Option("--all", help="Answered and closed ones too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Questions of a Turn: approvals, and results that somebody has to give."""
+    """Questions of a Turn. Approvals, and results that somebody has to give."""
 
     async def read(there: Opened) -> list[InteractionView]:
         handle = await there.turn(turn)
