@@ -366,6 +366,20 @@ def test_a_restore_that_saw_other_entries_is_refused_whole() -> None:
     assert value_of(stage, A) == "v"
 
 
+@pytest.mark.spec("CK-17", "WS-01")
+def test_what_is_taken_over_counts_on_above_what_its_agent_may_remember() -> None:
+    stage = Stage()
+    owner = stage.running()
+    at = owner.checkpoint().position
+    owner.answers()
+    head = stage.thread().position
+    native = c.NativeState(binding=BINDING, head=head, journal=BASE, writer="2.0.8", floor=7, numbers=12)
+    stage.do(
+        c.RestoreThread(session=stage.session, thread_id=MAIN, request_id="x", at=at, expected_at=at, native=native)
+    )
+    assert (counted(stage).entries, counted(stage).floor, counted(stage).numbers) == (0, 7, 12)
+
+
 @pytest.mark.spec("CK-07")
 @pytest.mark.parametrize("seed", range(10))
 def test_the_changes_of_a_restore_bring_a_workspace_back(seed: int) -> None:

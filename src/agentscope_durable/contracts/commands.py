@@ -170,6 +170,8 @@ class NativeState(Discreet, frozen=True, kw_only=True, rename="camel"):
             an operator empties a Thread.
         writer: version of the library that wrote the state.
         workspace: changes after which the Thread's workspace has the entries of that position (CK-07).
+        floor, numbers: how far the versions and contents of the source's workspace are counted, for a fork: its agent
+            remembers them, so the copy counts on above.
     """
 
     binding: Binding
@@ -177,6 +179,8 @@ class NativeState(Discreet, frozen=True, kw_only=True, rename="camel"):
     journal: bytes
     writer: str
     workspace: tuple[EntryCommit, ...] = ()
+    floor: int = 0
+    numbers: int = 0
 
 
 class RestoreThread(Request, frozen=True, tag="restore"):

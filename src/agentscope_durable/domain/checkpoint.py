@@ -56,7 +56,7 @@ from agentscope_durable.domain.finish import end_turn, reads_finish
 from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.resources import THREADS_MAX, binding_view, open_thread
 from agentscope_durable.domain.turn import at_rest, settling, unsettled
-from agentscope_durable.domain.workspace import commit_entries, reads_entries
+from agentscope_durable.domain.workspace import commit_entries, count_on, reads_entries
 
 # ---- restore ----
 
@@ -67,7 +67,10 @@ def reads_restore(c: RestoreThread) -> Reads:
 
 def _reads(c: RestoreThread | ForkThread | RepairThread) -> Reads:
     reads = Reads(keys=(keys.request(c.request_id), keys.thread(c.thread_id)))
-    return reads.merged(reads_entries(c.thread_id, c.native.workspace)) if c.native and c.native.workspace else reads
+    native = c.native
+    if native is None or not (native.workspace or native.floor or native.numbers):
+        return reads
+    return reads.merged(reads_entries(c.thread_id, native.workspace))
 
 
 def restore_thread(c: RestoreThread, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
@@ -298,6 +301,8 @@ def _install(
     draft.put(keys.thread(thread.thread_id), thread)
     if native.workspace:
         commit_entries(draft, thread.thread_id, at, native.workspace)
+    if native.floor or native.numbers:
+        count_on(draft, thread.thread_id, floor=native.floor, numbers=native.numbers)
     key = ThreadKey(draft.session, thread.thread_id)
     return _Installed(thread, checkpoint_view(key, thread.binding, at, record))
 

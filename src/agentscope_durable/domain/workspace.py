@@ -120,6 +120,15 @@ def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceR
     draft.refer(entry.content.digest, entry.content.size)
 
 
+def count_on(draft: Draft, thread_id: str, *, floor: int, numbers: int) -> None:
+    """New entries begin above this version, new contents above this number: both were seen by who remembers them."""
+    key = keys.workspace(thread_id)
+    counted = draft.get(key, WorkspaceRecord) or WorkspaceRecord()
+    on = replace(counted, floor=max(counted.floor, floor), numbers=max(counted.numbers, numbers))
+    if on != counted:
+        draft.put(key, on)
+
+
 # ---- what a restore changes ----
 
 

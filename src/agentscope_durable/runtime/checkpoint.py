@@ -157,17 +157,18 @@ class Baselines:
         target = ThreadKey(command.session, command.thread_id)
         stored = await self._stored(source, at)
         native = await self._native(stored, source, at, target)
-        workspace = await self._workspace(stored, source, target)
-        native = replace(native, workspace=workspace)
+        counted: WorkspaceView = await self._ask(GetWorkspace(session=source.session, thread_id=source.thread_id))
+        native = replace(native, workspace=await self._workspace(stored, source, target, counted))
+        if target != source:
+            native = replace(native, floor=counted.floor, numbers=counted.numbers)
         return await self._backend.execute(replace(command, native=native), audience=audience)
 
     async def _workspace(
-        self, stored: StoredCheckpoint, source: ThreadKey, target: ThreadKey
+        self, stored: StoredCheckpoint, source: ThreadKey, target: ThreadKey, counted: WorkspaceView
     ) -> tuple[EntryCommit, ...]:
         """The changes after which the target's workspace has the entries of the settled position (CK-07, CK-17)."""
         wanted = await self._entries(source, stored.through)
         if target == source:
-            counted: WorkspaceView = await self._ask(GetWorkspace(session=source.session, thread_id=source.thread_id))
             return entries_to_restore(await self._entries(source, stored.head), wanted, counted.floor)
         return tuple([await self._copied(source, target, entry) for entry in wanted])
 

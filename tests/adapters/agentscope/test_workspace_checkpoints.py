@@ -78,6 +78,13 @@ async def files(runtime: DurableRuntime, thread: ThreadKey) -> dict[str, tuple[A
     return found
 
 
+async def numbers(runtime: DurableRuntime, thread: ThreadKey) -> int:
+    """How far contents are counted."""
+    backend: Any = runtime._host.backend
+    question = q.GetWorkspace(session=thread.session, thread_id=thread.thread_id)
+    return (await backend.query(question, audience=Audience.HOST)).numbers
+
+
 async def positions(thread: Any) -> list[str]:
     return [checkpoint.position for checkpoint in await thread.checkpoints()]
 
@@ -127,6 +134,7 @@ async def test_a_fork_takes_the_files_of_its_position_along_and_leaves_those_of_
             "workspace/a.txt": ("one", 1),
             "workspace/large.txt": ("x" * 70_000, 1),
         }
+        assert await numbers(runtime, target) == await numbers(runtime, thread.key), "no number stands for two contents"
         branch = runtime.get_session(target.session).get_thread("branch")
         assert "Successfully" in await says(branch, "Edit one branched")
         assert (await files(runtime, target))["workspace/a.txt"] == ("branched", 2)
