@@ -170,7 +170,7 @@ async def test_the_handles_have_their_operations(hosts: Hosts) -> None:
     runtime = await hosts.open([final()], start=False)
     session = await runtime.create_session(KEY, "agent")
     turn = await session.submit("r1", "a")
-    timeline = {"list_events", "stream_events", "history", "snapshot"}
+    timeline = {"list_events", "stream_events", "subscribe_events", "history", "snapshot"}
     queue = {"submit", "call", "get_turn", "list_turns", "view", "close"}
     controls = {"steer", "inject", "withdraw", "cancel", "pause", "resume", "signal", "respond", "pending_interactions"}
     reading = {"list_runs", "get_run", "list_steps", "get_step", "list_model_calls", "get_model_call", "list_tools"}

@@ -358,6 +358,29 @@ async def test_the_end_of_the_runtime_is_not_the_end_of_the_timeline(hosts: Host
         await refused(waiting, HostClosed)
 
 
+@pytest.mark.case("C54")
+async def test_what_is_no_place_in_this_timeline_is_refused_through_every_handle(hosts: Hosts) -> None:
+    runtime = await hosts.open([final()], start=False)
+    session = await runtime.create_session(KEY, "agent")
+    turn = await session.submit("r1", "a")
+    [*_, last] = await all_events(session)
+    elsewhere = cursor_of(SessionKey("app", "other"), 1)
+    mark = last.cursor.rsplit("-", 1)[0]
+    malformed = ["", "nonsense", "e1-0-0", f"{mark}-", f"{mark}-x", f"{mark}--1", f"{mark}-1.0", f"{mark}-{10**30}", 7]
+    for handle in (session, session.main_thread(), turn):
+        for cursor in [*malformed, elsewhere, cursor_of(KEY, last.sequence + 1)]:
+            await refused(handle.list_events(cursor), InvalidCursor)
+        for cursor in [*malformed, elsewhere]:
+            with pytest.raises(InvalidCursor):
+                handle.stream_events(after=cursor)
+        async with handle.stream_events(after=cursor_of(KEY, last.sequence + 1)) as events:
+            await refused(anext(events), InvalidCursor)
+        for limit in (0, -1, 1001, 10**30, True, 1.5, "5", None):
+            await refused(handle.list_events(None, limit), InvalidRequest)
+        assert (await handle.list_events(last.cursor)).events == ()
+        assert (await handle.list_events(cursor_of(KEY, 0), 1000)).events == tuple(await all_events(handle))
+
+
 async def test_a_foreign_cursor_is_refused(hosts: Hosts) -> None:
     runtime = await hosts.open([final()], start=False)
     session = await runtime.create_session(KEY, "agent")
