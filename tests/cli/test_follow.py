@@ -23,6 +23,7 @@ from agentscope_durable.contracts.events import Committed, EventDelta, PreviewSt
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.projection import Projection, SnapshotView
 from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime
 from agentscope_durable.testing.scripted_harness import approval, final
 from tests.cli.conftest import KEY, SESSION, environment
@@ -160,6 +161,29 @@ async def test_a_page_and_a_stream_tell_the_same(hosts: Hosts, tmp_path: Path, f
     assert [event["event"] for event in follower.events] == [
         msgspec.json.decode(msgspec.json.encode(event)) for event in await all_events(turn)
     ]
+
+
+@pytest.mark.spec("DX-08", "ST-07")
+async def test_a_cursor_that_was_pruned_brings_a_snapshot_and_then_what_follows(
+    hosts: Hosts, tmp_path: Path, followers: list[Follower]
+) -> None:
+    runtime = await hosts.open([final("done")])
+    session = await runtime.create_session(KEY, "agent")
+    await (await session.submit("r1", "go")).wait(SECONDS)
+    early = (await session.list_events(limit=2)).cursor
+    await HostOperations(hosts.backend).prune_events(KEY, older_than=0)
+
+    follower = await Follower.begin(tmp_path, SESSION, "--json", "--after", early)
+    followers.append(follower)
+    await follower.until(lambda line: '"reset"' in line)
+    later = await session.submit("r2", "more")
+    await follower.until(lambda line: later.turn_id in line and '"COMPLETED"' in line)
+
+    reset, *rest = follower.events
+    assert (reset["type"], {event["type"] for event in rest}) == ("reset", {"event"})
+    said = [message["content"][0]["text"] for message in reset["snapshot"]["projection"]["messages"].values()]
+    assert "done" in said
+    assert reset["cursor"] == reset["snapshot"]["cursor"]
 
 
 @pytest.mark.spec("ST-24")
