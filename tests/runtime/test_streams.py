@@ -197,6 +197,27 @@ async def test_an_expired_cursor_yields_a_snapshot_and_goes_on(hosts: Hosts, nar
         assert set(reset.snapshot.projection.threads) == {"x"}
 
 
+@pytest.mark.spec("ST-07", "ST-21", "ST-23")
+async def test_no_preview_comes_after_a_snapshot_that_holds_its_message(hosts: Hosts) -> None:
+    runtime = await hosts.open([say("first words"), final("the last words")])
+    session = await runtime.create_session(KEY, "agent")
+    async with session.stream_events(deltas=MESSAGE) as events:
+        # Its previews wait while nobody reads; their facts are pruned before anybody does.
+        await (await session.submit("r1", "a")).wait(SECONDS)
+        [*_, last] = await all_events(session)
+        await HostOperations(hosts.backend).prune_events(KEY, through=last.cursor)
+        reset = await anext(events)
+        assert isinstance(reset, SnapshotReset)
+        await session.submit("r2", "b")
+        seen = await until_ended(events)
+    previews = [item for item in seen if isinstance(item, PreviewStarted | EventDelta)]
+
+    assert len(reset.snapshot.projection.messages) == 3
+    assert not {preview.message_id for preview in previews} & set(reset.snapshot.projection.messages)
+    # Those of what follows are there.
+    assert "".join(item.text for item in previews if isinstance(item, EventDelta)) == "first wordsthe last words"
+
+
 @pytest.mark.spec("ST-08", "ST-18")
 async def test_a_stream_needs_no_started_runtime(hosts: Hosts) -> None:
     api = await hosts.open(start=False, definitions=())

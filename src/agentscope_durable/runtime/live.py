@@ -199,6 +199,11 @@ class PreviewQueue:
             self._waiting = deque(preview for preview in self._waiting if preview.call_id != call_id)
         return found
 
+    def clear(self) -> None:
+        """What waits is not shown, and what has begun is not continued."""
+        self._waiting.clear()
+        self._reached.clear()
+
     def close_message(self, message_id: str, attempt: int | None = None) -> None:
         """Nothing more of this message is shown, or of one attempt of it: its fact was shown."""
         for key in [key for key in self._reached if key[0] == message_id and attempt in (None, key[1])]:

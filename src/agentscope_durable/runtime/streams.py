@@ -197,8 +197,12 @@ class SessionEventStream:
         return found
 
     def _show(self, fact: Fact) -> None:
-        if self._deltas and isinstance(fact, Committed):
-            self._end_previews(fact.event)
+        if self._deltas:
+            if isinstance(fact, Committed):
+                self._end_previews(fact.event)
+            else:
+                # The snapshot may hold the facts of any of them.
+                self._previews.clear()
         self._out.append(fact)
 
     def _end_previews(self, event: PublicEvent) -> None:
