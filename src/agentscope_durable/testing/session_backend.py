@@ -37,7 +37,7 @@ from agentscope_durable.contracts.commands import (
 from agentscope_durable.contracts.errors import DurableError, Fenced, Forbidden, NotFound, RequestConflict
 from agentscope_durable.contracts.events import EventPage
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID, SessionKey
-from agentscope_durable.contracts.questions import GetSession, GetTurn, ListEvents, ListTurns
+from agentscope_durable.contracts.questions import GetSession, GetTurn, ListEvents, ListTurns, Watermarks
 from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import Audience, TurnStatus
@@ -200,6 +200,17 @@ class SessionBackendContract:
         turn = await door.query(GetTurn(session=SESSION, thread_id=MAIN_THREAD_ID, turn_id=admitted.turn_id))
 
         assert turn.status is TurnStatus.QUEUED
+
+    async def test_hinted_who_watches_sees_which_sessions_moved(self, door: SessionBackend) -> None:
+        """By the numbers of their newest events, and by an end of the Turn that is read alone."""
+        nobody = SessionKey("contract", "nobody's")
+        before = len(await self.events(door))
+        assert tuple(await door.query(Watermarks(sessions=(nobody, SESSION)))) == (0, before)
+        await door.execute(submission("r1"))
+        assert tuple(await door.query(Watermarks(sessions=(nobody, SESSION)))) == (0, before + 2)
+        page: EventPage = await door.query(ListEvents(session=SESSION, types=("turn.status",)))
+        assert [event.type for event in page.events] == ["turn.status"]
+        assert page.cursor == page.high_watermark
 
     # ---- read-only ----
 
