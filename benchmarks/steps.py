@@ -50,11 +50,10 @@ def text(count: int) -> str:
     return base64.b64encode(os.urandom(count * 3 // 4 + 3)).decode()[:count]
 
 
-def native_block(position: int) -> bytes:
+def native_block(position: int, *, base: bool) -> bytes:
     payload = msgspec.Raw(msgspec.json.encode({"content": [{"type": "text", "text": text(860)}], "usage": [900, 120]}))
-    return JournalBatch(
-        expected_head=position, entries=(JournalEntry(type="model/result", payload=payload),), checkpoint=(), base=False
-    ).encode()
+    entry = JournalEntry(type="model/result", payload=payload)
+    return JournalBatch(expected_head=position, entries=(entry,), checkpoint=(), base=base).encode()
 
 
 class TurnDriver:
@@ -90,6 +89,8 @@ class TurnDriver:
         run = claimed.run_id
         step = ids.step_id(run, 1)
         message = ids.message_id(claimed.turn_id, number)
+        # The first checkpoint of a Thread is its whole state.
+        base = number == 1 and not claimed.base_at
         return CommitStep(
             session=self._session,
             thread_id="main",
@@ -97,8 +98,9 @@ class TurnDriver:
             run_id=run,
             fence=claimed.fence,
             expected_position=position,
-            journal=native_block(position),
+            journal=native_block(position, base=base),
             checkpoint=True,
+            base=base,
             writer="2.0.11",
             reasoning=number,
             steps=(StepFact(step, run, 1, StepPhase.MODEL if number % 2 else StepPhase.ACTING),),
