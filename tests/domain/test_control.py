@@ -520,6 +520,9 @@ def test_resume_takes_any_revision_of_this_pause_and_no_other() -> None:
         stage.resume(turn, "u2", revision=first)
     stage.resume(turn, "u3")
     assert stage.status(turn) == "RUNNING"
+    with stage.refuses(RevisionConflict) as refused:
+        stage.resume(turn, "u4", revision=stage.state(turn).revision)
+    assert "is RUNNING" in str(refused.value)
 
 
 @pytest.mark.spec("CT-14")

@@ -323,12 +323,14 @@ class RequestConflict(Conflict):
 class RevisionConflict(Conflict):
     """The state moved on since the revision the caller saw."""
 
-    def __init__(self, kind: str, identity: str, *, expected: int, actual: int) -> None:
+    def __init__(self, kind: str, identity: str, *, expected: int, actual: int, status: str = "") -> None:
         self.kind: str = kind
         self.identity: str = identity
         self.expected: int = expected
         self.actual: int = actual
-        super().__init__(f"{kind} {identity!r} is at revision {actual}, not {expected}")
+        self.status: str = status
+        now = f"is {status} at revision {actual}, not paused as seen at" if status else f"is at revision {actual}, not"
+        super().__init__(f"{kind} {identity!r} {now} {expected}")
 
 
 class DefinitionConflict(Conflict):

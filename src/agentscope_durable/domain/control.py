@@ -277,7 +277,8 @@ def resume(c: Resume, seed: bytes, view: View, now_ms: int) -> Change | Unchange
     record = live_turn(draft, c.thread_id, c.turn_id)
     state = record.state
     if state.status is not TurnStatus.PAUSED or not state.paused_revision <= c.expected_revision <= state.revision:
-        raise RevisionConflict("turn", c.turn_id, expected=c.expected_revision, actual=state.revision)
+        now = "" if state.status is TurnStatus.PAUSED else state.status
+        raise RevisionConflict("turn", c.turn_id, expected=c.expected_revision, actual=state.revision, status=now)
     _signal_event(draft, c, "resume", c.turn_id, SignalState.APPLIED)
     after = move(c.turn_id, state, after_pause(state, now_ms))
     after = replace(after, pause="", paused_revision=0)

@@ -104,7 +104,8 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
         # The pause waited for a boundary; the owner's death is one (STATES: PAUSING, owner lost).
         return _give_back(draft, thread, record, paused(draft, record, state))
     if lost_run and state.takeovers > c.takeovers_max and not settling(state):
-        reason = f"its host was lost {state.takeovers} times without a new checkpoint"
+        times = f"{state.takeovers} times" if state.takeovers > 1 else "once"
+        reason = f"its host was lost {times} without a new checkpoint"
         parked = replace(move(record.turn_id, state, TurnStatus.WAITING), operator=reason)
         return _give_back(draft, thread, record, parked)
     wanted = purpose(state, now_ms)
