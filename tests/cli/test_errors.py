@@ -151,6 +151,30 @@ async def test_bad_input_is_named_and_changes_nothing(
     assert {"code", "type", "message", "facts", "advice"} <= script.error.keys()
 
 
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (["no-such-command"], "See `durable --help`"),
+        (["turns"], "See `durable turns --help`"),
+        (["turns", SESSION, "--nothing"], "See `durable turns --help`"),
+        (["turns", SESSION, "--cursor", "nonsense"], "leave out --cursor to start at the beginning"),
+        (["events", SESSION, "--after", "nonsense"], "leave out --after to start at the beginning"),
+        (["result", "TURN"], "Wait for it with --wait SECONDS"),
+        (["result", "TURN", "--wait", "0.01"], "ask `durable explain` why"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+async def test_what_is_advised_can_be_typed(hosts: Hosts, typed: Typed, command: list[str], advice: str) -> None:
+    _, turn = await begun(hosts, [final()], start=False)
+    command = [turn.turn_id if word == "TURN" else word for word in command]
+
+    people: Done = await typed(*command, code=None)
+    script: Done = await typed(*command, "--json", code=people.code)
+
+    assert people.code and advice in people.err
+    assert advice in script.error["advice"], "the same for scripts"
+
+
 @pytest.mark.parametrize("listing", ["turns", "threads", "history", "runs"])
 async def test_a_cursor_of_another_listing_or_session_is_refused(hosts: Hosts, typed: Typed, listing: str) -> None:
     runtime, turn = await begun(hosts, [final()], start=False)

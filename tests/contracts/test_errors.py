@@ -96,6 +96,17 @@ def test_an_error_survives_the_wire(error: DurableError) -> None:
     assert (str(other), other.facts()) == (str(error), error.facts())
 
 
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_advice_for_the_place_it_is_raised_at_goes_with_an_error(error: DurableError) -> None:
+    own = copy.copy(error).advising("Stop the hosts and run it again")
+
+    for other in (copy.copy(own), pickle.loads(pickle.dumps(own)), from_wire(json.loads(json.dumps(to_wire(own))))):
+        assert str(other) == f"{error.what}. Stop the hosts and run it again"
+        assert (other.own_advice, other.facts()) == (own.advice, error.facts())
+    assert error.own_advice is None and error.advice == type(error).advice, "of its class alone nothing changed"
+    assert "advice" not in to_wire(error)
+
+
 def test_an_error_of_a_newer_peer_becomes_the_most_general_one_with_its_code() -> None:
     newer = {"code": "CONFLICT", "type": "QueueConflict", "message": "m", "facts": {"queue": "q"}}
 

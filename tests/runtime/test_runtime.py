@@ -250,7 +250,8 @@ async def test_a_resolver_finds_definitions_by_name(hosts: Hosts) -> None:
     session = await api.create_session(KEY, "known")
 
     assert (await session.main_thread().view()).binding.definition_version == "v7"
-    await refused(api.create_session(SessionKey("app", "c2"), "unknown"), NotFound)
+    error = await refused(api.create_session(SessionKey("app", "c2"), "unknown"), NotFound)
+    assert "harnesses= or definitions=, or a definition_resolver" in str(error)
 
 
 @pytest.mark.spec("RT-33", "RT-35")

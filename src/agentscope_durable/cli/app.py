@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from agentscope_durable.cli import INTERRUPTED, care, controls, events, positions, sessions, turns
+from agentscope_durable.cli.advice import advised, misspelt
 from agentscope_durable.cli.extra import UsageError, typer
-from agentscope_durable.cli.options import STORE_VARIABLE
 from agentscope_durable.cli.output import visible
-from agentscope_durable.contracts.errors import DurableError, InvalidRequest, NotFound, to_wire
+from agentscope_durable.contracts.errors import DurableError, to_wire
 
 __all__ = ["NOT_SHOWN", "app", "run"]
 
@@ -43,11 +43,9 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except DurableError as error:
-        return _failed(error, as_json)
+        return _failed(advised(error, arguments), as_json)
     except UsageError as error:
-        said: Any = getattr(error, "format_message", None)
-        reason = str(error) if said is None else str(said())
-        return _failed(InvalidRequest(reason.strip().rstrip(".")), as_json)
+        return _failed(misspelt(error), as_json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -77,12 +75,7 @@ def _failed(error: DurableError, as_json: bool) -> int:
             told["requestId"] = request
         sys.stderr.write(msgspec.json.encode({"error": told}).decode() + "\n")
     else:
-        said = str(error)
-        if isinstance(error, NotFound) and error.kind == "store":
-            said = (
-                f"{error.what}. Name its folder with --store or {STORE_VARIABLE}; the first host that opens it makes it"
-            )
-        sys.stderr.write(f"error: {visible(said)}\n")
+        sys.stderr.write(f"error: {visible(str(error))}\n")
     return error.exit_code
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, Self, cast
 
 import msgspec
 
@@ -115,13 +115,13 @@ class ErrorCode(StrEnum):
     UNCERTAIN = "UNCERTAIN"
 
 
-def _revive(cls: type[DurableError], what: str, facts: Mapping[str, object]) -> DurableError:
+def _revive(cls: type[DurableError], what: str, facts: Mapping[str, object], advice: str | None = None) -> DurableError:
     """Make an error again from its parts, without asking its constructor to write the sentence anew."""
     error = cls.__new__(cls)
     for name, fact in facts.items():
         setattr(error, name, fact)
     DurableError.__init__(error, what)
-    return error
+    return error if advice is None else error.advising(advice)
 
 
 class DurableError(Exception):
@@ -130,8 +130,8 @@ class DurableError(Exception):
     code: ClassVar[ErrorCode]
     http_status: ClassVar[int]
     exit_code: ClassVar[int]
-    advice: ClassVar[str]
-    """What to do next: one sentence, the same in the message and in the documentation."""
+    advice: str
+    """What to do next: one sentence. The documentation has that of the class; `advising` gives an instance its own."""
 
     what: str
     """What happened, and to which id: the message without the advice."""
@@ -139,6 +139,17 @@ class DurableError(Exception):
     def __init__(self, what: str) -> None:
         self.what = what
         super().__init__(f"{what}. {self.advice}")
+
+    @property
+    def own_advice(self) -> str | None:
+        """The advice this instance was given; None: that of its class."""
+        return vars(self).get("advice")
+
+    def advising(self, advice: str) -> Self:
+        """The same error with advice for the place it is raised at, where that of its class does not fit."""
+        self.advice = advice
+        self.args = (f"{self.what}. {advice}",)
+        return self
 
     @classmethod
     def fact_names(cls) -> tuple[str, ...]:
@@ -157,7 +168,7 @@ class DurableError(Exception):
         return {name: getattr(self, name, None) for name in self.fact_names()}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _revive, (type(self), self.what, self.facts())
+        return _revive, (type(self), self.what, self.facts(), self.own_advice)
 
 
 # ------------------------------------------------------------ branches
@@ -890,16 +901,17 @@ def said(error: BaseException) -> str:
 
 
 def to_wire(error: DurableError) -> dict[str, object]:
-    """An error as a JSON object: `code`, `type`, `message` (without the advice) and `facts`.
+    """An error as a JSON object: `code`, `type`, `message` (without advice) and `facts`; `advice` if it has its own.
 
     Facts keep their Python names: they are the names of attributes, not of fields of a request.
     """
-    return {
+    document: dict[str, object] = {
         "code": error.code.value,
         "type": type(error).__name__,
         "message": error.what,
         "facts": cast("dict[str, object]", msgspec.to_builtins(error.facts())),
     }
+    return document if error.own_advice is None else document | {"advice": error.own_advice}
 
 
 def from_wire(document: Mapping[str, object]) -> DurableError:
@@ -929,4 +941,5 @@ def from_wire(document: Mapping[str, object]) -> DurableError:
             given["thread_key"] = msgspec.convert(given["thread_key"], ThreadKey)
         except msgspec.ValidationError as error:
             raise ValueError(f"not an error document: {error}") from None
-    return _revive(cls, what, given)
+    advice = document.get("advice")
+    return _revive(cls, what, given, advice if isinstance(advice, str) else None)

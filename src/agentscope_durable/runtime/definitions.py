@@ -97,7 +97,9 @@ class Definitions:
             if definition is not None:
                 check_definition(definition)
                 return definition.binding
-        raise NotFound("definition", name)
+        raise NotFound("definition", name).advising(
+            "Give DurableRuntime the definition under this name in harnesses= or definitions=, or a definition_resolver"
+        )
 
 
 class Harnesses:

@@ -71,6 +71,8 @@ log = logging.getLogger("agentscope_durable.stores")
 GROUP_MAX = 128
 """Changes committed together at most."""
 READERS = 2
+NAMED_MAX = 10
+"""Living hosts that a refused vacuum names."""
 SUBJECT = "record store"
 
 T = TypeVar("T")
@@ -320,10 +322,17 @@ class SqliteRecordStore(SqliteReadings):
 
         def rewrite() -> tuple[int, int]:
             writer, before = self._writer, self._file.stored_bytes()
+            alive: list[str] = []
             for key, value in writer.run(OWNERS, (OWNER, -1)).fetchall():
                 lease = judge(key, LeaseRow.decode(value), self._clock)
                 if lease.alive and not self._locks.dead((key[len(OWNER) :],)):
-                    raise Unavailable(f"host {key[len(OWNER) :]!r} is alive; stop every host before a vacuum")
+                    alive.append(key[len(OWNER) :])
+            if alive:
+                named = ", ".join(repr(owner) for owner in alive[:NAMED_MAX])
+                more = f" and {len(alive) - NAMED_MAX} more" if len(alive) > NAMED_MAX else ""
+                raise Unavailable(f"the file cannot be rewritten while hosts are alive: {named}{more}").advising(
+                    "Stop every host: drain it, then close it. Then run the vacuum again"
+                )
             _failpoints.hit("store.commit.before")
             try:
                 writer.run("vacuum")
