@@ -81,7 +81,7 @@ async def test_a_host_that_was_killed_ends_with_1_until_another_takes_over(tmp_p
         assert "No damage was found, and somebody has to do something." in (await typed("doctor", code=1)).out
         [turn] = (await typed("turns", spell(KILL_KEY), "--json")).json["items"]
         assert ", lease valid, renewed " in (await typed("turn", turn["turnId"])).out, "valid says nothing of the host"
-        assert "is dead and still owns 1 Threads" in finding["problem"]
+        assert finding["problem"] == "it is dead and still owns 1 Thread"
         folder.open("g")
         second = await folder.host()
         assert await asyncio.wait_for(second.wait(), SECONDS) == 0
@@ -117,7 +117,11 @@ async def test_events_that_were_pruned_are_gone_and_everything_else_is_there(hos
     assert nothing.json["dropped"] == 0
     done: Done = await typed("prune", SESSION, "--older-than", "0s")
 
-    assert "dropped" in done.out
+    [dropped, replay, oldest] = done.out.splitlines()
+    through = before.json["events"][-1]["sequence"]
+    assert 0 < int(dropped.split()[1]) < through, "fewer than what is no longer replayed: a snapshot needs the others"
+    assert f"begins after #{through}; the others up to there stay for snapshots" in replay
+    assert oldest.rstrip().endswith(f"-{through}")
     gone: Done = await typed("events", SESSION, "--after", third, "--json", code=9)
     assert gone.error["code"] == "CURSOR_EXPIRED"
     assert "--follow" in gone.error["advice"] and "--after" in gone.error["advice"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentscope_durable.cli.app import INTERRUPTED, app
+from agentscope_durable.cli.app import INTERRUPTED, NOT_SHOWN, app
 from agentscope_durable.cli.care import DAMAGE, TROUBLE
 from agentscope_durable.cli.extra import typer
 from agentscope_durable.contracts import commands, messages, views
@@ -55,7 +55,7 @@ def test_the_exit_codes_are_those_of_the_table_of_errors() -> None:
     section = PAGE.partition("## Exit codes")[2].partition("\n## ")[0]
     named = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
 
-    assert named == {0, TROUBLE, INTERRUPTED} | {row.exit_code for row in error_table()}
+    assert named == {0, TROUBLE, NOT_SHOWN, INTERRUPTED} | {row.exit_code for row in error_table()}
     assert DAMAGE in named
 
 

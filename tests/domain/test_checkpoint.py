@@ -372,7 +372,7 @@ def test_the_session_of_a_fork_must_exist() -> None:
     stage = Stage(create=False)
     with stage.refuses(NotFound) as refused:
         fork(stage, 2, source=ThreadKey(ELSEWHERE, MAIN))
-    assert refused.value.kind == "session"
+    assert refused.value.kind == "session" and "create_session" in str(refused.value)
 
 
 @pytest.mark.spec("AD-17", "AD-28")

@@ -229,7 +229,9 @@ async def test_a_wait_that_runs_out_says_what_the_turn_waits_for(hosts: Hosts) -
 
     error = await refused(turn.wait(0.01), WaitTimeout)
 
-    assert error.waits_for == f"approval {view.waiting_on[0].call_id!r}"
+    [question] = await turn.pending_interactions()
+    assert view.waiting_on[0].id == question.interaction_id != question.call_id
+    assert error.waits_for == f"approval {question.interaction_id!r}", "what respond() takes"
     assert f"it waits for {error.waits_for}. The Turn goes on" in str(error)
 
 

@@ -11,6 +11,7 @@ from agentscope_durable.cli.output import cell, facts, indented, table, tell
 from agentscope_durable.cli.store import Opened, changed, looked, parse_session
 from agentscope_durable.cli.turns import typed
 from agentscope_durable.contracts.errors import CorruptRecord, InvalidRequest
+from agentscope_durable.contracts.events import sequence_of
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.status import Severity
 from agentscope_durable.contracts.views import PruneReceipt, VacuumReceipt
@@ -95,7 +96,14 @@ def prune(
         return await there.operations.prune_events(parse_session(session), through=through, older_than=age)
 
     def show(screen: Console, receipt: PruneReceipt) -> None:
-        facts(screen, (("dropped", f"{receipt.dropped} events"), ("oldest cursor", receipt.cursor)))
+        through = sequence_of(parse_session(session), receipt.cursor)
+        replay = f"begins after #{through}; the others up to there stay for snapshots"
+        pairs = (
+            ("dropped", f"{receipt.dropped} events"),
+            ("replay", replay if through else "begins at the first event"),
+            ("oldest cursor", receipt.cursor),
+        )
+        facts(screen, pairs)
 
     tell(changed(store, send), as_json, show)
 

@@ -119,7 +119,8 @@ def result(
     wait: Annotated[float | None, typer.Option("--wait", metavar="SECONDS", help="Wait so long for its end.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The final message of a Turn. The exit code tells how it ended: 0, 20 failed, 21 cancelled, 22 not yet."""
+    """The final message of a Turn. The exit code tells how it ended: 0, 20 failed, 21 cancelled, 22 not yet; with
+    --wait 124 instead, which says what the Turn waits for."""
 
     async def read(there: Opened) -> Message | None:
         handle = await there.turn(turn)

@@ -121,6 +121,10 @@ def fork_thread(c: ForkThread, seed: bytes, view: View, now_ms: int) -> Change |
         raise InvalidRequest("a thread is forked within its namespace", path="target_thread_key")
     if c.source == target:
         raise InvalidRequest("a thread cannot be forked into itself: restore it", path="target_thread_key")
+    if view.head is None:
+        raise NotFound("session", f"{c.session.namespace}/{c.session.session_id}").advising(
+            "Make it first with create_session: a fork makes the Thread, and never its Session"
+        )
     draft = begin(view, c.session, seed, now_ms)
     source = msgspec.json.encode((c.source.session.session_id, c.source.thread_id)).decode()
     arguments = {"thread": c.thread_id, "source": source, "position": str(c.at)}

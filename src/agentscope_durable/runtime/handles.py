@@ -88,6 +88,8 @@ __all__ = ["DurableSession", "DurableThread", "DurableTurn"]
 REVISION_MAX = 2**53 - 1
 FOR_EVER_SECONDS = 1e9
 """A wait that is longer than thirty years has no end."""
+ANSWERED = frozenset((WaitKind.APPROVAL, WaitKind.EXTERNAL_RESULT))
+"""What a Turn waits for that `respond` gives."""
 
 TurnInput = str | Input | Mapping[str, JsonValue]
 """What can be submitted: text, an `Input`, or an input in its wire form."""
@@ -659,13 +661,14 @@ def _unfinished(view: TurnView | None) -> bool:
 
 
 def _reasons(view: TurnView | None) -> str | None:
-    """What holds the Turn, for an error: kinds and ids, never a body."""
+    """What holds the Turn, for an error: kinds, and the ids that its next action takes; never a body."""
     if view is None or not view.waiting_on:
         return None
     return ", ".join(
         f"a retry after {view.recovery.last_error.kind}"
         if reason.kind is WaitKind.RETRY and view.recovery is not None
-        else f"{reason.kind} {(reason.call_id or reason.id)!r}"
+        # A question is answered by its own id, everything else that a call waits for is known by the call's.
+        else f"{reason.kind} {(reason.id if reason.kind in ANSWERED else reason.call_id or reason.id)!r}"
         for reason in view.waiting_on
     )
 

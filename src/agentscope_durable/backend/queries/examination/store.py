@@ -61,7 +61,8 @@ async def examine_hosts(reader: Reader, report: Report) -> None:
             threads = await _held(reader, keys.READY_LEASE, lease.owner)
             calls = await _held(reader, keys.READY_RUNNING, lease.owner)
             if threads or calls:
-                held = ", ".join(f"{count} {what}" for count, what in ((threads, "Threads"), (calls, "calls")) if count)
+                of_both = ((threads, "Thread"), (calls, "call"))
+                held = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in of_both if count)
                 gone = "is dead" if lease.owner in dead else "has not renewed its lease in time"
                 report.find(
                     "hosts",
