@@ -291,7 +291,7 @@ async def test_a_call_is_settled_with_evidence(hosts: Hosts, typed: Typed) -> No
     assert "--evidence" in (await typed("reconcile", turn_id, call_id, "--failed", "a", code=2)).err
     await typed(*command)
 
-    [tool] = (await typed("tools", turn_id, "--json")).json
+    [tool] = (await typed("tools", turn_id, "--json")).json["items"]
     assert tool["state"] == "COMPLETED" and tool["result"]["value"] == {"done": True}
     assert (await typed("reconcile", turn_id, call_id, "--evidence", "t", "--cancelled", "c", code=4)).err
 

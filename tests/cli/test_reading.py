@@ -13,6 +13,7 @@ import pytest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.questions import GetHistory, ListInteractions
 from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.contracts.views import Page
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.testing.scripted_harness import Fail, ScriptedHarness, approval, final, local, say, together
 from tests.cli.conftest import KEY, SESSION, begun
@@ -52,9 +53,9 @@ async def test_json_is_the_view_as_it_encodes_itself(hosts: Hosts, typed: Callab
             ("steps", turn.turn_id): await turn.list_steps(run),
             ("models", run): await turn.list_model_calls(run),
             ("models", run, "--step", f"{run}.s1"): await turn.list_model_calls(run, f"{run}.s1"),
-            ("tools", turn.turn_id): await turn.list_tools(),
-            ("interactions", turn.turn_id): await turn.pending_interactions(),
-            ("interactions", turn.turn_id, "--all"): await hosts.backend.query(every),
+            ("tools", turn.turn_id): Page(tuple(await turn.list_tools())),
+            ("interactions", turn.turn_id): Page(tuple(await turn.pending_interactions())),
+            ("interactions", turn.turn_id, "--all"): Page(tuple(await hosts.backend.query(every))),
             ("history", SESSION): await hosts.backend.query(GetHistory(session=KEY)),
             ("history", SESSION, "--thread", "side"): await session.get_thread("side").history(),
             ("history", turn.turn_id): await turn.history(),

@@ -21,7 +21,7 @@ ROOMS = ("contracts", "domain", "spi", "journal", "backend", "runtime", "executo
 SHOWN = frozenset(
     """
     about after agent answers applied arguments_digest author cancel chain check child classes commands created_at
-    current cursor dead declined definition_version definitions delivery digest directory evidence evidence_ref
+    current cursor dead declined definition_version definitions delivery digest directory drafts evidence evidence_ref
     facts finish_reason finished_reason flag harness high_watermark hints id input_kind item key keys kind klass
     last_step lost_run media_type model name names namespace operation outcome owner owners partition parts path
     pause permission position prefix reason recovery refused resolved_harnesses restored_from resumed_from role

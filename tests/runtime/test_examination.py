@@ -526,6 +526,19 @@ async def test_a_lock_file_of_no_host_is_noted(waiting: tuple[Path, str]) -> Non
 
 
 @sqlite
+async def test_what_a_killed_making_of_the_store_left_is_noted(waiting: tuple[Path, str]) -> None:
+    database, _ = waiting
+    left = [f"durable.db.0123456789abcdef.new{ending}" for ending in ("", "-journal")]
+    for name in left:
+        (database.parent / name).touch()
+
+    found = await examined(database)
+
+    assert found.sound
+    assert [(finding.check, finding.subject) for finding in found.findings] == [("store", name) for name in left]
+
+
+@sqlite
 @pytest.mark.case("C18")
 async def test_work_that_no_host_would_find_is_found_and_its_remedy_works(tmp_path: Path) -> None:
     async with store(tmp_path) as (_, hosts):

@@ -61,6 +61,7 @@ from agentscope_durable.spi.record_store import (
     View,
 )
 from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer
+from agentscope_durable.stores.records._sqlite_file import SqliteFile
 from agentscope_durable.stores.records._sqlite_rows import HOLDERS, events_sum, rest_sum
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
@@ -195,6 +196,59 @@ async def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     assert (await log_of(stores[-1])).rev == 8
     await asyncio.gather(*(store.close() for store in stores))
     assert [path.name for path in tmp_path.iterdir()] == ["durable.db"]
+
+
+KILLED = """
+    import os, signal, sys, apsw
+    from pathlib import Path
+    from agentscope_durable.spi.environment import SYSTEM
+    from agentscope_durable.stores.records._sqlite_file import SqliteFile
+
+    def trace(cursor, statement, bindings):
+        if statement.startswith(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    apsw.connection_hooks.append(lambda connection: connection.set_exec_trace(trace))
+    SqliteFile(Path(sys.argv[1]), busy_timeout=1, synchronous="FULL").prepare(SYSTEM)
+"""
+
+
+@pytest.mark.parametrize(("moment", "left"), [("commit", ["new", "new-journal"]), ("pragma journal_mode", ["new"])])
+async def test_what_a_killed_making_left_goes_at_the_next_opening(tmp_path: Path, moment: str, left: list[str]) -> None:
+    path = tmp_path / "durable.db"
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(path), moment]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert sorted(found.suffix[1:] for found in tmp_path.iterdir()) == left
+    others = [tmp_path / name for name in ("durable.db.new", "durable.db.bak", "other.db.0123456789abcdef.new")]
+    for other in others:
+        other.touch()
+
+    async with opened(tmp_path) as store:
+        await write(store, "a")
+
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others]), "nothing else is ours to remove"
+
+
+@pytest.mark.parametrize("moment", ["begin", "insert into meta", "commit", "pragma journal_mode"])
+def test_a_maker_that_is_too_late_takes_the_store_that_swept_its_draft_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    path = tmp_path / "durable.db"
+    met: list[str] = []
+
+    def trace(cursor: object, statement: str, bindings: object) -> bool:
+        if statement.startswith(moment) and not met:
+            met.append(statement)
+            SqliteFile(path, busy_timeout=1, synchronous="FULL").prepare(SYSTEM)
+            assert [found.name for found in tmp_path.iterdir()] == ["durable.db"]
+        return True
+
+    monkeypatch.setattr(apsw, "connection_hooks", [lambda connection: connection.set_exec_trace(trace)])
+
+    SqliteFile(path, busy_timeout=1, synchronous="FULL").prepare(SYSTEM)
+
+    assert met and [found.name for found in tmp_path.iterdir()] == ["durable.db"]
 
 
 def content_of(folder: Path) -> dict[str, str]:

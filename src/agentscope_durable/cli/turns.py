@@ -267,10 +267,10 @@ def _usage(usage: UsageView | None) -> str | None:
 def tools(turn: Turn, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Tool calls of a Turn. What was asked, whether it ended, and whether the agent has the result."""
 
-    async def read(there: Opened) -> list[ToolView]:
-        return await (await there.turn(turn)).list_tools()
+    async def read(there: Opened) -> Page:
+        return Page(tuple(await (await there.turn(turn)).list_tools()))
 
-    def show(screen: Console, found: list[ToolView]) -> None:
+    def show(screen: Console, found: Page) -> None:
         def row(view: ToolView) -> tuple[object, ...]:
             applied = (
                 "yes" if view.applied_at_ms is not None else "received" if view.received_at_ms is not None else None
@@ -290,15 +290,16 @@ def interactions(
 ) -> None:
     """Questions of a Turn. Approvals, and results that somebody has to give."""
 
-    async def read(there: Opened) -> list[InteractionView]:
+    async def read(there: Opened) -> Page:
         handle = await there.turn(turn)
         key = handle.thread_key
         question = ListInteractions(
             session=key.session, thread_id=key.thread_id, turn_id=handle.turn_id, pending_only=not every
         )
-        return await there.backend.query(question)
+        return Page(tuple(await there.backend.query(question)))
 
-    def show(screen: Console, found: list[InteractionView]) -> None:
+    def show(screen: Console, found: Page) -> None:
+        view: InteractionView
         for view in found:
             pairs = (
                 ("interaction", view.interaction_id),

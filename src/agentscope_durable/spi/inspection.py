@@ -20,12 +20,14 @@ class StoreCondition(Discreet, frozen=True):
         faults: what the technology itself finds damaged.
         risks: what can damage it: a defect of the technology's version, a setting that is not as it should be.
         strays: lock files that no host holds and no lease names.
+        drafts: files of makings of the store that were killed, or were too late.
     """
 
     facts: dict[str, str] = {}
     faults: tuple[Words, ...] = ()
     risks: tuple[Words, ...] = ()
     strays: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
 
 
 class DamagedRow(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 Rule 1: a file that is not ours, or of another format, keeps every byte, and gets no `-wal` beside it:
 it is looked at through an immutable read-only connection before anything else opens it.
 Rule 2: a new file is made under another name and linked into place when it is complete, so that a
-store exists entirely or not at all, whoever is killed when.
+store exists entirely or not at all, whoever is killed when. Once it exists, every draft of it is useless, also one that
+is being made: whoever opens it removes them.
 Rule 3: never open the file but through SQLite. Closing any other descriptor of it drops this
 process's POSIX locks, and two writers would meet.
 """
@@ -13,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +48,11 @@ APPLICATION_ID = 0x41674475
 """`AgDu`, in the header of the file."""
 PATH_BYTES_MAX = 480
 """Bytes of a store's path: SQLite takes 511, and puts its own endings and ours behind it."""
+DRAFTS_MAX = 256
+"""Files of makings that came to nothing that one opening removes; the next one goes on."""
+_BESIDE = ("-journal", "-wal", "-shm")
+"""What SQLite puts beside a file while it writes it."""
+_DRAFT = rf"\.[0-9a-f]{{16}}\.new({'|'.join(_BESIDE)})?"
 PAGE_BYTES = 8192
 CACHE_KIB = 64_000
 
@@ -150,6 +158,20 @@ class SqliteFile:
         if not os.path.lexists(self.path):
             self._create(environment)
         self.inspect(lambda: self.look("?mode=ro"))
+        for draft in self.drafts():
+            # Where it may not be removed, it stays: nobody reads it.
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def drafts(self) -> list[Path]:
+        """Files of makings that this store was not, at most DRAFTS_MAX: their maker was killed, or is too late."""
+        name = re.compile(re.escape(self.path.name) + _DRAFT)
+        try:
+            with os.scandir(self.path.parent) as found:
+                drafts = islice((one.name for one in found if name.fullmatch(one.name)), DRAFTS_MAX)
+                return sorted(self.path.with_name(draft) for draft in drafts)
+        except OSError:
+            return []  # A folder may let its files be opened by whoever knows their names, and be listed by nobody.
 
     def connect(self, *, readonly: bool = False, checkpoints: bool = False) -> apsw.Connection:
         """A connection with this store's settings.
@@ -242,11 +264,14 @@ class SqliteFile:
                 _link(draft, self.path)
             sync_directory(self.path.parent)
         except apsw.Error as error:
-            raise self.translate(error) from error
+            # Whoever was faster has swept this draft away, in the midst of it.
+            if not os.path.lexists(self.path):
+                raise self.translate(error) from error
         except PermissionError as error:
             raise StoreReadOnly(self.location) from error
         finally:
-            draft.unlink(missing_ok=True)
+            for ending in ("", *_BESIDE):
+                draft.with_name(draft.name + ending).unlink(missing_ok=True)
 
     def inspect(self, reread: Callable[[], apsw.Connection]) -> None:
         """Refuse a file that is not a store of this format, and leave every byte of it as it is.

@@ -11,7 +11,7 @@ from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISIO
 from agentscope_durable.spi.inspection import DamagedRow, DamagePage, StoreCondition
 from agentscope_durable.spi.record_store import ReadyRow
 from agentscope_durable.stores.records._host_locks import HostLocks
-from agentscope_durable.stores.records._sqlite_file import version_risk
+from agentscope_durable.stores.records._sqlite_file import SqliteFile, version_risk
 from agentscope_durable.stores.records._sqlite_reader import Reader
 from agentscope_durable.stores.records._sqlite_rows import events_sum, rest_sum
 
@@ -30,7 +30,7 @@ _LOG = """select first, rev, count, stream, at, events, private, journal, events
 _READY = "select kind, klass, due_ms, item, value from ready where kind=? and p=? order by item"
 
 
-def condition(reader: Reader, locks: HostLocks, *, deep: bool) -> StoreCondition:
+def condition(reader: Reader, file: SqliteFile, locks: HostLocks, *, deep: bool) -> StoreCondition:
     connection = reader.connection
     check = "integrity_check" if deep else "quick_check"
     said = [str(line) for (line,) in reader.run(f"pragma {check}({FAULTS_MAX})")]
@@ -54,6 +54,7 @@ def condition(reader: Reader, locks: HostLocks, *, deep: bool) -> StoreCondition
         faults=tuple(line for line in said if line != "ok"),
         risks=tuple(risk for risk in risks if risk),
         strays=tuple(locks.strays(reader.owner_names())),
+        drafts=tuple(draft.name for draft in file.drafts()),
     )
 
 

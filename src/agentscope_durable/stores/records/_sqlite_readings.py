@@ -21,6 +21,7 @@ from agentscope_durable.spi.record_store import (
 )
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._host_locks import HostLocks
+from agentscope_durable.stores.records._sqlite_file import SqliteFile
 from agentscope_durable.stores.records._sqlite_inspection import condition, damaged, ready_of
 from agentscope_durable.stores.records._sqlite_reader import Reader
 
@@ -30,6 +31,7 @@ T = TypeVar("T")
 class SqliteReadings(ABC):
     """The reading half of a `RecordStore`, and what can be told of its health."""
 
+    _file: SqliteFile
     _locks: HostLocks
 
     @abstractmethod
@@ -69,7 +71,7 @@ class SqliteReadings(ABC):
         return await self._ask(lambda reader: reader.owners(after, limit))
 
     async def condition(self, *, deep: bool) -> StoreCondition:
-        return await self._ask(lambda reader: condition(reader, self._locks, deep=deep))
+        return await self._ask(lambda reader: condition(reader, self._file, self._locks, deep=deep))
 
     async def damaged(self, partition: str, after: tuple[int, int] | None, limit: int) -> DamagePage:
         check_limit(limit)

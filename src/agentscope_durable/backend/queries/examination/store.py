@@ -41,6 +41,14 @@ async def examine_store(reader: Reader, report: Report) -> dict[str, str]:
         report.find("store", Severity.DAMAGE, "the file", fault, ASK)
     for risk in condition.risks:
         report.find("store", Severity.TROUBLE, "the file", risk, "Correct that before hosts write it again.")
+    for name in condition.drafts:
+        report.find(
+            "store",
+            Severity.NOTE,
+            name,
+            "it was left when the store was made, and is no part of it",
+            "The next host that opens the store removes it.",
+        )
     report.look("locks", len(condition.strays))
     for name in condition.strays:
         report.find(
