@@ -32,7 +32,7 @@ from tests.runtime.conftest import KEY, kill, turn_is, until
 pytestmark = [pytest.mark.case("C62"), pytest.mark.backend("sqlite")]
 
 LEASE = 0.9
-"""Seconds of the store's clock, which a test moves; what a host publishes goes out every third of them by the real one."""
+"""Seconds of the clock that a test moves; by the real one, a host says what it can run every third of them."""
 TIMES = 3
 """Loads that fail, one after the other: as many as the default policy has retries."""
 LOAD = "stream=?"
