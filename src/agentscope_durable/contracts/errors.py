@@ -148,7 +148,8 @@ class DurableError(Exception):
     def advising(self, advice: str) -> Self:
         """The same error with advice for the place it is raised at, where that of its class does not fit."""
         self.advice = advice
-        self.args = (f"{self.what}. {advice}",)
+        # Not by `args`: an ImportError says what it was made with.
+        super().__init__(f"{self.what}. {advice}")
         return self
 
     @classmethod
