@@ -430,7 +430,7 @@ async def test_a_turn_that_was_parked_for_an_operator(hosts: Hosts, clock: Manua
 
     _, [row] = await explained(turn, R.OPERATOR)
 
-    assert "its host was lost 1 times" in row.text and row.actor is Actor.OPERATOR
+    assert "its host was lost once" in row.text and row.actor is Actor.OPERATOR
     assert ("release", turn.turn_id) in row.commands and ("cancel", turn.turn_id) in row.commands
     gates.open("g")
     await HostOperations(hosts.backend).release(turn, request_id="op1")
