@@ -182,6 +182,18 @@ class Prune(Discreet, frozen=True):
     rows: tuple[tuple[int, bytes], ...] = ()
 
 
+class Erase(Discreet, frozen=True):
+    """Rows of the partition that go for good, whole, as nothing else lets them go.
+
+    Attributes:
+        rows: so many rows of the log, the oldest first, of those that were there before this change; 0 to PAGE_MAX.
+        kinds: every ready row of these kinds that was there before.
+    """
+
+    rows: int
+    kinds: tuple[str, ...] = ()
+
+
 class Change(Discreet, frozen=True):
     """What to make true, all of it or nothing.
 
@@ -194,6 +206,7 @@ class Change(Discreet, frozen=True):
         receipt: what `transact` returns.
         hints: keys to tell listeners after the commit; never stored.
         prune: what of the log's events is dropped, None for nothing.
+        erase: what goes for good, None for nothing.
     """
 
     head: SessionHead
@@ -205,6 +218,7 @@ class Change(Discreet, frozen=True):
     receipt: object = None
     hints: tuple[str, ...] = ()
     prune: Prune | None = None
+    erase: Erase | None = None
 
 
 class View(Protocol):
@@ -218,6 +232,11 @@ class View(Protocol):
     @property
     def next_seq(self) -> int:
         """The number the first event of this change will get (starts at 1)."""
+        ...
+
+    @property
+    def rev(self) -> int:
+        """How many changes there were. Each left one row of the log, and has it still unless it was erased."""
         ...
 
     @property

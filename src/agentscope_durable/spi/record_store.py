@@ -22,6 +22,7 @@ from agentscope_durable.contracts.change import (
     Committed,
     Decide,
     Entry,
+    Erase,
     LogRange,
     LogRow,
     Need,
@@ -50,6 +51,7 @@ __all__ = [
     "Committed",
     "Decide",
     "Entry",
+    "Erase",
     "HEAD_MAX_BYTES",
     "LEASE_KEPT_MS",
     "LogRange",
@@ -92,6 +94,8 @@ class RecordStore(Protocol):
     bounded     A page never holds more than its limit.
     measured    What a partition takes, and how long changes waited, can be asked for.
     pruned      What a change drops of the events is gone with it; numbers, private facts and native blocks stay.
+    erased      What a change erases is gone with it, rows of the log whole; numbers and revisions go on, and the
+                partition is listed as before.
     """
 
     @property

@@ -35,6 +35,7 @@ from agentscope_durable.spi.record_store import (
     Committed,
     Decide,
     Entry,
+    Erase,
     LogRange,
     LogRow,
     Need,
@@ -83,6 +84,7 @@ def change(
     receipt: object = None,
     hints: tuple[str, ...] = (),
     prune: Prune | None = None,
+    erase: Erase | None = None,
 ) -> Change:
     return Change(
         head=head,
@@ -94,6 +96,7 @@ def change(
         receipt=receipt,
         hints=hints,
         prune=prune,
+        erase=erase,
     )
 
 
@@ -516,6 +519,82 @@ class RecordStoreContract:
             assert (before, after) == (0, 4)
             assert [(row.first, row.count, row.events) for row in rows] == [(3, 2, b'["a","b"]'), (5, 2, b'["a","b"]')]
             assert [row.first for row in again] == [5]
+
+    # ------------------------------------------------------------ erased
+
+    async def test_erased_the_oldest_rows_of_the_log_go_whole_and_the_numbers_go_on(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)  # 8 rows: each second one without events
+            stream = StreamRange("main")
+
+            async def left() -> tuple[list[int], list[int], int]:
+                records = await store.read("p", Reads(log=LogRange(), streams=(stream,)))
+                assert (await store.measure("p")).commits <= records.rev
+                return [row.first for row in records.log], [row.at for row in records.streams[stream]], records.rev
+
+            await store.transact("p", NOTHING, always(change(erase=Erase(3))))
+            assert await left() == ([5, 7], [3, 4], 9)
+            assert (await store.measure("p")).commits == 9 - 3
+            # More than there are; and what the same change writes stays.
+            entry = Entry(b'["last"]', 1, stream="main", at=9)
+            last = await store.transact("p", NOTHING, always(change(entry=entry, erase=Erase(PAGE_MAX))))
+            assert last.first_seq == 9
+            assert await left() == ([9], [9], 10)
+            assert (await store.measure("p")).commits == 1
+            assert (await store.transact("p", NOTHING, always(change(entry=events("next"))))).first_seq == 10
+            assert await store.sessions(SessionScan("")) == ["p"]
+
+    async def test_erased_a_decision_knows_how_many_rows_there_are(self, tmp_path: Path) -> None:
+        """It counts: `rev` rows were written, and of what was erased it keeps the sum itself."""
+        seen: list[int] = []
+
+        def drop(view: View, now_ms: int) -> Change:
+            seen.append(view.rev)
+            return change(erase=Erase(2))
+
+        async with self.opened(tmp_path) as store:
+            await store.transact("p", NOTHING, drop)
+            await store.transact("p", NOTHING, always(change()))
+            await store.transact("p", NOTHING, always(change()))
+            await store.transact("p", NOTHING, drop)
+            await asyncio.gather(*(store.transact("p", NOTHING, drop) for _ in range(3)))
+            assert seen == [0, 3, 4, 5, 6]
+            # Written 7: 2 were erased by the second, and then each erased what there was, and left its own.
+            assert (await store.measure("p")).commits == 1
+
+    async def test_erased_ready_rows_go_by_kind_and_those_of_others_stay(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            rows = tuple(ReadyRow(kind, "c", 1, item) for kind in ("turn", "lease", "kept") for item in ("a", "b"))
+            for name in ("p", "q"):
+                await store.transact(name, NOTHING, always(change(entry=events("e"), ready=rows)))
+            new = (ReadyRow("turn", "c", 1, "new"),)
+            await store.transact("p", NOTHING, always(change(ready=new, erase=Erase(0, ("turn", "lease")))))
+
+            found: dict[str, list[tuple[str, str]]] = {}
+            for kind in ("turn", "lease", "kept"):
+                items = (await store.ready(ReadyScan(kind, "c"))).items
+                found[kind] = sorted((item.partition, item.item) for item in items)
+            others = [("q", "a"), ("q", "b")]
+            assert found == {
+                "turn": [("p", "new"), *others],
+                "lease": others,
+                "kept": [("p", "a"), ("p", "b"), *others],
+            }
+            assert [row.first for row in (await read(store, log=LogRange())).log] == [1]
+
+    async def test_erased_what_is_refused_erases_nothing(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as store:
+            await self._four_rows(store)
+            defects = (
+                change(erase=Erase(PAGE_MAX + 1)),
+                change(erase=Erase(-1)),
+                change(erase=Erase(3), prune=Prune(100)),
+                change(erase=Erase(3), entry=Entry(events=b"", count=1)),
+            )
+            for defect in defects:
+                with pytest.raises(InvalidRequest):
+                    await store.transact("p", NOTHING, always(defect))
+            assert (await store.measure("p")).commits == 8
 
     async def test_bounded_a_reading_holds_the_columns_that_were_asked_for(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:

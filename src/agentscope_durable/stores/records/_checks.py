@@ -9,7 +9,7 @@ from __future__ import annotations
 from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
 from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.contracts.records import SessionHead, encode
-from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Prune, Reads
+from agentscope_durable.spi.record_store import HEAD_MAX_BYTES, PAGE_MAX, Entry, Erase, Prune, Reads
 
 NO_ENTRY = Entry()
 """A commit without an entry still leaves a log row: its commit id must be found after a lost answer."""
@@ -48,6 +48,12 @@ def check_prune(prune: Prune | None, *, after: int, before: int) -> None:
         raise InvalidRequest(f"events up to {prune.through} cannot be pruned: {after} are, {before - 1} there are")
     if any(not 0 < first <= prune.through for first, _ in prune.rows):
         raise InvalidRequest(f"a row is changed that is not pruned through {prune.through}")
+
+
+def check_erase(erase: Erase | None) -> None:
+    """A change stays a short one, whatever it erases."""
+    if erase is not None and not 0 <= erase.rows <= PAGE_MAX:
+        raise InvalidRequest(f"a change erases 0 to {PAGE_MAX} rows of the log, not {erase.rows}", path="rows")
 
 
 def check_commit_id(commit_id: str) -> bytes:

@@ -59,6 +59,8 @@ READY_UPSERT = _many(
     "on conflict(kind, p, item) do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value",
 )
 READY_DELETE = "delete from ready where kind=? and p=? and item=?"
+READY_ERASE = "delete from ready where kind=? and p=?"
+LOG_ERASE = "delete from log where id in (select id from log where p=? order by first, rev limit ?)"
 PRUNE = "update log set events=?, events_sum=? where p=? and first=? and count>0"
 
 HEAD = "select p, rev, next_seq, pruned, value from head where name=?"

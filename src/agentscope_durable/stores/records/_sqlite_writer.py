@@ -28,6 +28,7 @@ from agentscope_durable.spi.record_store import (
     Change,
     Committed,
     Decide,
+    Erase,
     LogRange,
     LogRow,
     Need,
@@ -43,6 +44,7 @@ from agentscope_durable.stores.records._checks import (
     NO_ENTRY,
     check_commit_id,
     check_entry,
+    check_erase,
     check_prune,
     check_reads,
     encode_head,
@@ -57,9 +59,11 @@ from agentscope_durable.stores.records._sqlite_rows import (
     HOST_P,
     LAST_MS,
     LAST_P,
+    LOG_ERASE,
     LOG_INSERT,
     PRUNE,
     READY_DELETE,
+    READY_ERASE,
     READY_UPSERT,
     REC,
     REC_DELETE,
@@ -136,7 +140,7 @@ class Figures:
 class _View:
     """What a decision sees, read from the writer's transaction when it asks."""
 
-    __slots__ = ("_p", "_reads", "_writer", "head", "next_seq", "pruned_through")
+    __slots__ = ("_p", "_reads", "_writer", "head", "next_seq", "pruned_through", "rev")
 
     def __init__(self, writer: Writer, state: HeadRow, reads: Reads) -> None:
         self._writer = writer
@@ -144,6 +148,7 @@ class _View:
         self._reads = reads
         self.head = state.head
         self.next_seq = state.next_seq
+        self.rev = state.rev
         self.pruned_through = state.pruned
 
     def get(self, key: str) -> bytes | None:
@@ -251,7 +256,8 @@ class Writer:
         log.warning("the outcome of a commit is not known and is looked up: %r", error)
         writers = [member for member in members if member.written is not None]
         try:
-            found = bool(self.run(COMMITTED, writers[0].written).fetchall())
+            # The last one: what was written before it in this group, it may have erased.
+            found = bool(self.run(COMMITTED, writers[-1].written).fetchall())
         except apsw.Error:
             found = False
         if found:
@@ -307,6 +313,7 @@ class Writer:
             commit_id = check_commit_id(change.commit_id)
             check_entry(change.entry or NO_ENTRY)
             check_prune(change.prune, after=state.pruned, before=state.next_seq)
+            check_erase(change.erase)
         except apsw.Error:
             raise
         except BaseException as error:  # noqa: BLE001 - the decision's own error is its caller's
@@ -333,6 +340,8 @@ class Writer:
         if state.rev == 0 and p == self._next_p:
             self._next_p += 1
         self._wrote = True
+        if change.erase is not None:
+            self._erase(p, change.erase)
         self._logs.append(
             (
                 *(p, first, rev, entry.count, now_ms, commit_id, stream, at),
@@ -396,6 +405,13 @@ class Writer:
         self._flush()
         for first, events in prune.rows:
             self.run(PRUNE, (events or None, events_sum(events) if events else None, p, first))
+
+    def _erase(self, p: int, erase: Erase) -> None:
+        # Before anything of this change is put aside: what it writes stays.
+        self._flush()
+        self.run(LOG_ERASE, (p, erase.rows))
+        for kind in erase.kinds:
+            self.run(READY_ERASE, (kind, p))
 
     # ------------------------------------------------------------ writing
 

@@ -28,6 +28,7 @@ from agentscope_durable.spi.record_store import (
     Column,
     Committed,
     Decide,
+    Erase,
     LogRange,
     LogRow,
     Need,
@@ -50,6 +51,7 @@ from agentscope_durable.stores.records._checks import (
     NO_ENTRY,
     check_commit_id,
     check_entry,
+    check_erase,
     check_found,
     check_limit,
     check_prune,
@@ -94,6 +96,7 @@ class _View:
         self._reads = reads
         self.head = store.head(partition, session)
         self.next_seq = session.next_seq
+        self.rev = session.rev
         self.pruned_through = session.pruned
 
     def get(self, key: str) -> bytes | None:
@@ -164,6 +167,9 @@ class MemoryRecordStore:
         head, commit_id, entry = encode_head(change.head), check_commit_id(change.commit_id), change.entry or NO_ENTRY
         check_entry(entry)
         check_prune(change.prune, after=session.pruned, before=session.next_seq)
+        check_erase(change.erase)
+        if change.erase is not None:
+            self._erase(partition, session, change.erase)
         first = session.next_seq
         session.head = head
         session.rev += 1
@@ -196,6 +202,11 @@ class MemoryRecordStore:
         self._sessions[partition] = session
         self._changes += 1
         return Committed(change.receipt, first if entry.count else 0, True, change.hints)
+
+    def _erase(self, partition: str, session: _Session, erase: Erase) -> None:
+        del session.log[: erase.rows]
+        for key in [key for key in self._ready if key[0] in erase.kinds and key[1] == partition]:
+            del self._ready[key]
 
     def _prune(self, session: _Session, prune: Prune) -> None:
         session.pruned = prune.through
