@@ -47,11 +47,10 @@ from agentscope_durable.domain import ids, pruning
 from agentscope_durable.domain.projection import EventProjection, matches
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.record_store import PAGE_MAX, Column, LogRange, Reads, Records
-from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from tests.backend.world import BINDING, LARGE, SESSION, Chance, World, everything
+from tests.every_store import PERSISTENT, STORES, shelf
 
 WHOLE = EventFilter()
 
@@ -59,18 +58,11 @@ WHOLE = EventFilter()
 @asynccontextmanager
 async def a_world(backend: str, place: Path) -> AsyncGenerator[World]:
     clock = ManualClock()
-    store: Any = (
-        MemoryRecordStore(clock)
-        if backend == "memory"
-        else await SqliteRecordStore.open(place / "durable.db", synchronous="NORMAL", clock=clock)
-    )
-    try:
-        yield World(store=FaultyRecordStore(store), clock=clock)
-    finally:
-        await store.close()
+    async with shelf(backend, place, clock) as there:
+        yield World(store=FaultyRecordStore(await there.records()), clock=clock)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -547,12 +539,12 @@ def test_replay_from_any_cursor_gives_the_snapshot_at_any_cursor_in_memory(seed:
     asyncio.run(_replay("memory", seed, acts))
 
 
-@pytest.mark.backend("sqlite")
+@pytest.mark.parametrize("backend", PERSISTENT)
 @pytest.mark.spec("PR-03", "PR-15", "PR-17", "EV-19", "PR-04", "PR-14", "FI-01", "FI-05", "FI-06", "FI-07", "FI-08")
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), acts=st.integers(50, 150))
-def test_replay_from_any_cursor_gives_the_snapshot_at_any_cursor_on_sqlite(seed: int, acts: int) -> None:
-    asyncio.run(_replay("sqlite", seed, acts))
+def test_replay_from_any_cursor_gives_the_snapshot_at_any_cursor_on_a_disk(backend: str, seed: int, acts: int) -> None:
+    asyncio.run(_replay(backend, seed, acts))
 
 
 async def _replay(backend: str, seed: int, acts: int) -> None:

@@ -26,21 +26,19 @@ from agentscope_durable.domain.rules import RULES
 from agentscope_durable.spi.backend import CommitPolicy, SessionBackend
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.session_backend import BINDING, SESSION, SessionBackendContract, submission
+from tests.every_store import STORES
 
 
-class TestOverMemory(SessionBackendContract):
-    @pytest.mark.spec("BE-05")
+class TestOverEveryStore(SessionBackendContract):
+    @pytest.fixture(autouse=True, params=STORES)
+    def backend(self, request: pytest.FixtureRequest) -> None:
+        self.name = request.param
+
     async def open(self, place: Path) -> SessionBackend:
-        return TransactionalSessionBackend(MemoryRecordStore(), MemoryObjectStore(), owns_store=True)
-
-
-class TestOverSqlite(SessionBackendContract):
-    async def open(self, place: Path) -> SessionBackend:
-        store = await SqliteRecordStore.open(place / "durable.db", synchronous="NORMAL")
-        return TransactionalSessionBackend(store, MemoryObjectStore(), owns_store=True)
+        records = await STORES[self.name](place, None)
+        return TransactionalSessionBackend(records, MemoryObjectStore(), owns_store=True)
 
 
 async def memory_backend(**options: Any) -> TransactionalSessionBackend:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend, MemoryBackend
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import (
@@ -21,6 +20,7 @@ from agentscope_durable.testing.scripted_harness import (
     local,
     say,
 )
+from tests.every_store import on_every_store, shelf
 from tests.runtime.conftest import KEY, kill, turn_is
 
 STEPS = [say(f"step {number}") for number in (1, 2, 3, 4)]
@@ -46,43 +46,35 @@ ENDS: dict[str, tuple[list[Action], str]] = {
 
 @pytest.mark.case("C07")
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@on_every_store
 async def test_what_was_said_is_there_however_the_work_ended(backend: str, end: str, tmp_path: Path) -> None:
     script, status = ENDS[end]
-    memory = MemoryBackend()
     gates = Gates()
     harness = ScriptedHarness(script, gates=gates, tools={"broken": broken})
 
-    async def store() -> Any:
-        return memory if backend == "memory" else await LocalBackend.open(tmp_path, synchronous="NORMAL")
+    async with shelf(backend, tmp_path) as place:
+        runtime = DurableRuntime(
+            backend=await place.backend(),
+            harnesses=[Harness("agent", "v1", harness)],
+            poll_interval=0.05,
+            recovery_policy=RecoveryPolicy(max_retries=0),
+        )
+        async with runtime:
+            session = await runtime.create_session(KEY, "agent")
+            turn = await session.submit("r1", "go")
+            await runtime.start()
+            await _reach(end, gates, runtime, turn)
+            if status:
+                await turn_is(turn, status)
+            if end == "lease loss":
+                kill(runtime)
 
-    first = await store()
-    runtime = DurableRuntime(
-        backend=first,
-        harnesses=[Harness("agent", "v1", harness)],
-        poll_interval=0.05,
-        recovery_policy=RecoveryPolicy(max_retries=0),
-    )
-    async with runtime:
-        session = await runtime.create_session(KEY, "agent")
-        turn = await session.submit("r1", "go")
-        await runtime.start()
-        await _reach(end, gates, runtime, turn)
-        if status:
-            await turn_is(turn, status)
-        if end == "lease loss":
-            kill(runtime)
-    if first is not memory:
-        await first.close()
-
-    # Another process knows only what is stored.
-    second = await store()
-    async with DurableRuntime(backend=second) as reader:
-        history = await reader.get_session(KEY).history()
-        said = [message.text for message in history if message.role == "assistant"]
-        assert said[:4] == SAID
-        assert [message.attempt for message in history if message.role == "assistant"][:4] == [1, 1, 1, 1]
-    await second.close()
+        # Another process knows only what is stored.
+        async with DurableRuntime(backend=await place.backend()) as reader:
+            history = await reader.get_session(KEY).history()
+            said = [message.text for message in history if message.role == "assistant"]
+            assert said[:4] == SAID
+            assert [message.attempt for message in history if message.role == "assistant"][:4] == [1, 1, 1, 1]
 
 
 async def _reach(end: str, gates: Gates, runtime: DurableRuntime, turn: Any) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from agentscope_durable import _failpoints
-from agentscope_durable.assembly import LocalBackend, MemoryBackend
 from agentscope_durable.contracts.events import EventFilter, PublicEvent
 from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
+from tests.every_store import STORES, shelf
 from tests.runtime.conftest import KEY, all_events
 
 WRITERS = 16
@@ -38,19 +38,16 @@ def held_transactions() -> Iterator[None]:
     _failpoints.observe(None)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
 async def backends(backend: str, tmp_path: Path) -> AsyncGenerator[list[Any]]:
-    """Two writers' and a reader's. On SQLite each has connections of its own, as three processes would."""
-    async with AsyncExitStack() as stack:
-        if backend == "memory":
-            yield [MemoryBackend()] * 3
-        else:
-            yield [await stack.enter_async_context(LocalBackend.open(tmp_path, synchronous="NORMAL")) for _ in range(3)]
+    """Two writers' and a reader's. Each has connections of its own, as three processes would."""
+    async with shelf(backend, tmp_path) as place:
+        yield [await place.backend() for _ in range(3)]
 
 
 async def follow(session: Any, done: asyncio.Event, narrow: EventFilter | None = None) -> list[PublicEvent]:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import Uncertain
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
+from tests.every_store import on_every_store, shelf
 from tests.runtime.conftest import KEY, all_events
 
 
 @pytest.mark.case("C58")
 @pytest.mark.spec("EV-05", "EV-07", "AD-07")
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@on_every_store
 async def test_a_repeat_after_a_lost_answer_tells_of_it_once(backend: str, tmp_path: Path) -> None:
-    records: Any = MemoryRecordStore() if backend == "memory" else await SqliteRecordStore.open(tmp_path / "durable.db")
-    store = FaultyRecordStore(records)
+    async with shelf(backend, tmp_path) as place:
+        await _repeat_after_lost_answers(FaultyRecordStore(await place.records()))
+
+
+async def _repeat_after_lost_answers(store: FaultyRecordStore) -> None:
     harnesses = [Harness("agent", "v1", ScriptedHarness([final()]))]
     async with DurableRuntime(backend=TransactionalSessionBackend(store), harnesses=harnesses) as runtime:
         store.lose_answer()
@@ -56,4 +57,3 @@ async def test_a_repeat_after_a_lost_answer_tells_of_it_once(backend: str, tmp_p
         assert [event.sequence for event in events] == list(range(1, len(events) + 1))
         assert len((await session.list_turns()).items) == 1 + 3 * 3
         assert len((await session.get_thread("side").list_turns()).items) == 1
-    await records.close()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend, MemoryBackend
+from agentscope_durable.assembly import MemoryBackend
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
+from tests.every_store import on_every_store, shelf
 from tests.runtime.conftest import refused
 
 E_ACUTE = "é"
@@ -51,9 +52,15 @@ LARGE = "large " * 20_000
 
 
 @pytest.mark.case("C87")
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@on_every_store
 async def test_every_accepted_id_works_everywhere_and_twins_stay_two(backend: str, tmp_path: Path) -> None:
-    store: Any = MemoryBackend() if backend == "memory" else await LocalBackend.open(tmp_path, synchronous="NORMAL")
+    async with shelf(backend, tmp_path) as place:
+        await _use_every_name(await place.backend())
+    outside = [path for path in tmp_path.parent.rglob("*") if "passwd" in path.name]
+    assert outside == []
+
+
+async def _use_every_name(store: Any) -> None:
     harness = ScriptedHarness([final("{context}")])
     runtime = DurableRuntime(backend=store, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05)
     async with runtime:
@@ -69,10 +76,6 @@ async def test_every_accepted_id_works_everywhere_and_twins_stay_two(backend: st
             assert (await thread.submit(name, f"{name} {LARGE}")).turn_id == turn.turn_id
             assert [one.session.session_id for one in await runtime.list_sessions(name)] == [name]
         assert len({turn.turn_id for _, _, turn in turns}) == len(ACCEPTED)
-    await store.close()
-    if backend == "sqlite":
-        outside = [path for path in tmp_path.parent.rglob("*") if "passwd" in path.name]
-        assert outside == []
 
 
 @pytest.mark.case("C87")

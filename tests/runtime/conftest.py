@@ -13,13 +13,11 @@ import pytest
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import HostClosed
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.harness import HarnessAdapter
-from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Action, ScriptedHarness
+from tests.every_store import STORES, shelf
 
 SECONDS = 30.0
 """A wait that takes this long has failed."""
@@ -32,15 +30,12 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[TransactionalSessionBackend]:
     clock: Any = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
-    if request.param == "memory":
-        records: Any = MemoryRecordStore(clock)
-    else:
-        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL", clock=clock)
-    yield TransactionalSessionBackend(records, wakeups=LocalWakeups())
-    await records.close()
+    async with shelf(request.param, tmp_path, clock) as place:
+        # Every body in the records.
+        yield TransactionalSessionBackend(await place.records(), wakeups=place.wakeups)
 
 
 class Hosts:

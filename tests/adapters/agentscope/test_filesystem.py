@@ -18,25 +18,19 @@ from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.contracts.status import ExecutionState
 from agentscope_durable.contracts.workspace import ENTRY_BYTES_MAX
-from agentscope_durable.stores.objects.memory import MemoryObjectStore
-from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_model import Call, EffectLedger, by_round, rounds_so_far, scripted_model
 from tests.adapters.agentscope.agents import tool
 from tests.adapters.agentscope.scenarios import bypass
 from tests.adapters.agentscope.stage import Stage, opened
+from tests.every_store import STORES, shelf
 
 ROOT = "/workspace"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[TransactionalSessionBackend]:
-    if request.param == "memory":
-        records: Any = MemoryRecordStore()
-    else:
-        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL")
-    yield TransactionalSessionBackend(records, MemoryObjectStore())
-    await records.close()
+    async with shelf(request.param, tmp_path) as place:
+        yield await place.backend(wakeups=None)
 
 
 class Desk:

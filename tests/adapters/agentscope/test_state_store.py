@@ -23,23 +23,19 @@ from agentscope_durable.contracts.errors import Incompatible, Misuse, NotFound, 
 from agentscope_durable.contracts.journal import JournalEventType
 from agentscope_durable.runtime.classify import retryable
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
-from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_model import Call, by_round, scripted_model
 from tests.adapters.agentscope.agents import Agents, tool
 from tests.adapters.agentscope.scenarios import Mirrored, Slot
 from tests.adapters.agentscope.stage import SESSION, Stage, check_transcript, texts
 from tests.adapters.agentscope.test_crash_matrix import Forks
+from tests.every_store import STORES, shelf
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[TransactionalSessionBackend]:
-    if request.param == "memory":
-        records: Any = MemoryRecordStore()
-    else:
-        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL")
-    yield TransactionalSessionBackend(records)
-    await records.close()
+    async with shelf(request.param, tmp_path) as place:
+        yield TransactionalSessionBackend(await place.records())
 
 
 class Kept:

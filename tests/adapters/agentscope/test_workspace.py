@@ -30,23 +30,19 @@ from agentscope_durable.contracts.status import Audience
 from agentscope_durable.contracts.workspace import ENTRIES_MAX, ENTRY_BYTES_MAX
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_model import Call, by_round
 from tests.adapters.agentscope.agents import Agents, tool
 from tests.adapters.agentscope.stage import Stage
+from tests.every_store import STORES, shelf
 
 NS = ["notes"]
 Body = Callable[[DurableWorkspace], Any]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[TransactionalSessionBackend]:
-    if request.param == "memory":
-        records: Any = MemoryRecordStore()
-    else:
-        records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL")
-    yield TransactionalSessionBackend(records, MemoryObjectStore())
-    await records.close()
+    async with shelf(request.param, tmp_path) as place:
+        yield await place.backend(wakeups=None)
 
 
 class Writers(Agents):

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("agentscope")
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter, RemoteFilesystem
-from agentscope_durable.assembly import LocalBackend, MemoryBackend
+from agentscope_durable.assembly import MemoryBackend
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
@@ -21,6 +21,7 @@ from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.scripted_model import Call, scripted_model
 from tests.adapters.agentscope.agents import tool
 from tests.adapters.agentscope.scenarios import bypass
+from tests.every_store import STORES, shelf
 
 KEY, OTHER = SessionKey("app", "one"), SessionKey("app", "two")
 PATH = "/workspace/a.txt"
@@ -49,14 +50,14 @@ def make_agent(binding: Any) -> AgentBuilder:
     return AgentBuilder(name="a", system_prompt="sys", model=model, workspace=files, state=bypass())
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[DurableRuntime]:
-    backend: Any = MemoryBackend() if request.param == "memory" else await LocalBackend.open(tmp_path / "store")
     harness = Harness("assistant", "v1", AgentScopeAdapter.for_react(make_agent))
-    async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as made:
-        await made.start()
-        yield made
-    await backend.close()
+    async with shelf(request.param, tmp_path) as place:
+        backend = await place.backend()
+        async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as made:
+            await made.start()
+            yield made
 
 
 async def says(thread: Any, text: str) -> str:
