@@ -10,6 +10,7 @@
 #   make docs                           write the generated files again and run the docs' code
 #   make format                         format and fix what can be fixed
 #   make venv                           the environment alone
+#   make servers                        PostgreSQL 15 and PgBouncer for the tests, if they are missing
 #
 # AGENTSCOPE=2.0.8 uses that release, in an environment of its own.
 
@@ -38,10 +39,10 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo check format-check lint types generated test test-oldest wheel spec bench matrix docs format
+.PHONY: help venv servers demo check format-check lint types generated test test-oldest wheel spec bench matrix docs format
 
 help:
-	@sed -n '4,12p' Makefile | cut -c5-
+	@sed -n '4,13p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -56,6 +57,9 @@ $(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(PY)
 	@touch $@
 
 venv: $(DEV)
+
+servers: $(TEST)
+	@$(PY) tools/servers.py
 
 demo: $(DEMO)
 	$(PY) examples/demo/run.py $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
@@ -75,7 +79,7 @@ types: $(DEV)
 generated: $(DEV)
 	@set -e; for tool in $(GENERATORS); do echo "$$tool --check"; $(PY) $$tool --check; done
 
-test: $(TEST)
+test: $(TEST) servers
 	$(PYTEST) --spec-report=$(REPORT) $(ARGS)
 
 # The adapter is what meets AgentScope, so it is what runs again on the oldest release supported.
@@ -89,7 +93,7 @@ endif
 wheel: $(DEV)
 	$(PY) tools/wheel_check.py
 
-spec: $(DEV)
+spec: $(DEV) servers
 	@rm -f $(REPORT)
 	-$(PYTEST) -q --spec-report=$(REPORT) $(ARGS)
 	$(PY) tools/spec_coverage.py $(REPORT)
@@ -98,7 +102,7 @@ bench: $(DEV)
 	$(PY) -m benchmarks $(ARGS)
 
 # DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample. The results are kept in build/.
-matrix: $(DEV)
+matrix: $(DEV) servers
 	DURABLE_MATRIX=all $(PYTEST) -m matrix --timeout 0 --junit-xml=build/matrix-newest.xml $(ARGS)
 	DURABLE_MATRIX=all $(MAKE) test AGENTSCOPE=$(OLDEST_AGENTSCOPE) REPORT=build/spec-report-oldest.json \
 		ARGS="-m matrix --timeout 0 --junit-xml=build/matrix-oldest.xml $(ARGS)"

@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.plugins.spec_plugin"]
+pytest_plugins = ["tests.plugins.spec_plugin", "tests.servers.fixtures"]
 
 # No test judges speed (a loaded machine would fail it), and a failure prints how to repeat it.
 settings.register_profile("durable", deadline=None, print_blob=True)
