@@ -30,7 +30,8 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.events import EventFilter, PublicEvent
-from agentscope_durable.contracts.records import Binding, StepFact
+from agentscope_durable.contracts.log import StepFact
+from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import Audience, StepPhase, StepStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.spi.record_store import Column, LogRange, Reads

@@ -34,7 +34,8 @@ from agentscope_durable.contracts.commands import (
 )
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.journal import JournalBatch, JournalEntry
-from agentscope_durable.contracts.records import Binding, ModelFact, StepFact, Usage
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
+from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import Audience, ModelStatus, StepPhase
 from agentscope_durable.domain import ids
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore

@@ -32,8 +32,8 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import ModelFact, StepFact, StoredEvent, Usage, encode_events
 from agentscope_durable.contracts.projection import Projection, SnapshotView
-from agentscope_durable.contracts.records import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.status import (
     Audience,
     ExecutionKind,
@@ -234,7 +234,7 @@ async def test_stored_previews_of_an_older_release_are_still_what_is_shown(world
         fragment = {"callId": "c9", "fragment": str(number)} | ({"name": "look"} if number else {})
         for kind, payload in (("message.delta", delta), ("tool.call.arguments", fragment)):
             raw = msgspec.Raw(msgspec.json.encode(payload))
-            await world.write(events=msgspec.json.encode([[kind, "main", turn, "", "", raw]]), count=1)
+            await world.write(events=encode_events([StoredEvent(kind, "main", turn, "", "", raw)]), count=1)
     before = await world.snapshot()
     assert before.projection.messages["old.1"].text == "half a sentence"
 

@@ -34,16 +34,9 @@ from agentscope_durable.contracts.events import (
     sequence_of,
 )
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.projection import Projection, SnapshotView, tool_key
-from agentscope_durable.contracts.records import (
-    ExecutionRecord,
-    Failure,
-    ModelFact,
-    StepFact,
-    Usage,
-    decode,
-    encode,
-)
+from agentscope_durable.contracts.records import ExecutionRecord, Failure, decode, encode
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import (
     Audience,

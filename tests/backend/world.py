@@ -18,22 +18,12 @@ from agentscope_durable.contracts.bodies import Body, body_of
 from agentscope_durable.contracts.errors import (
     DurableError,
 )
-from agentscope_durable.contracts.events import (
-    EventFilter,
-    EventPage,
-    PublicEvent,
-    StoredEvent,
-)
+from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import StepFact, StoredEvent, encode_events
 from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.projection import Projection, SnapshotView
-from agentscope_durable.contracts.records import (
-    Binding,
-    Failure,
-    StepFact,
-    ThreadRecord,
-    decode,
-)
+from agentscope_durable.contracts.records import Binding, Failure, ThreadRecord, decode
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import (
     Audience,
@@ -261,7 +251,7 @@ class World:
 
 def stored_event(event_type: str, payload: dict[str, Any], turn: str = "", run: str = "") -> bytes:
     raw = msgspec.Raw(msgspec.json.encode(payload))
-    return msgspec.json.encode([StoredEvent(event_type, "main" if turn else "", turn, run, "", raw)])
+    return encode_events([StoredEvent(event_type, "main" if turn else "", turn, run, "", raw)])
 
 
 # ---- random histories ----

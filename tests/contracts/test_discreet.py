@@ -20,13 +20,14 @@ SECRET = "the code is 4711"
 ROOMS = ("contracts", "domain", "spi", "journal", "backend", "runtime", "executors", "stores", "adapters")
 SHOWN = frozenset(
     """
-    about after agent answers applied arguments_digest author cancel chain check child classes commands created_at
-    current cursor dead declined definition_version definitions delivery digest directory drafts evidence evidence_ref
-    facts finish_reason finished_reason flag harness high_watermark hints id input_kind item key keys kind klass
-    last_step lost_run media_type model name names namespace operation outcome owner owners partition parts path
-    pause permission position prefix reason recovery refused resolved_harnesses restored_from resumed_from role
-    route routes served signals skipped state state_version store strays stream subject turn type types unready
-    value version what writer Change.puts Records.ranges RequestRecord.arguments ToolBinding.description
+    about after agent answers applied arguments_digest author base cancel chain check child classes commands
+    created_at current cursor dead declined definition_version definitions delivery digest directory drafts evidence
+    evidence_ref facts finish_reason finished_reason flag harness high_watermark hints id input_kind item key keys
+    kind kinds klass last_step lost_run media_type model name names namespace operation outcome owner owners
+    partition parts path pause permission position prefix reason recovery refused resolved_harnesses restored_from
+    resumed_from role route routes served signals skipped state state_version store strays stream subject turn type
+    types unready value version what writer Change.puts Records.ranges RequestRecord.arguments
+    ToolBinding.description
     """.split()
 )
 """Text fields that hold ids, kinds and sentences of ours. A new name is a decision: this list, or `Words`."""

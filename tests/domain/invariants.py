@@ -17,8 +17,9 @@ import msgspec
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import ReadyRow
-from agentscope_durable.contracts.events import BODY_FIELDS, EventFilter, PublicEvent, StoredEvent, decode_events
+from agentscope_durable.contracts.events import BODY_FIELDS, EventFilter, PublicEvent
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import StoredEvent, decode_events
 from agentscope_durable.contracts.projection import tool_key
 from agentscope_durable.contracts.records import (
     CheckpointRecord,

@@ -21,15 +21,13 @@ from agentscope_durable.contracts.change import Change, Need, ReadyRow, Unchange
 from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.contracts.events import PublicEvent
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import ModelFact, PrivateFact, StepFact, decode_facts
 from agentscope_durable.contracts.records import (
     Binding,
     ExecutionRecord,
     Failure,
     InteractionRecord,
-    ModelFact,
-    PrivateFact,
     RunRecord,
-    StepFact,
     ThreadRecord,
     TurnRecord,
     TurnState,
@@ -371,7 +369,7 @@ class Stage:
     def private(self) -> list[PrivateFact]:
         """Private facts of the last commit."""
         row = self.store._sessions[keys.partition(self.session)].log[-1]
-        return msgspec.json.decode(row.private, type=list[PrivateFact]) if row.private else []
+        return decode_facts(row.private, "the last commit")
 
 
 class Owner:

@@ -22,19 +22,17 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import DurableError, Fenced
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.records import (
     Binding,
     ExecutionRecord,
     Failure,
     InputRecord,
     InteractionRecord,
-    ModelFact,
     RunRecord,
-    StepFact,
     ThreadRecord,
     TurnRecord,
     TurnState,
-    Usage,
 )
 from agentscope_durable.contracts.status import (
     ExecutionKind,

@@ -10,15 +10,8 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import HEAD_CLAIM_BYTES
 from agentscope_durable.contracts.commands import ClaimPurpose, RunEndKind
 from agentscope_durable.contracts.errors import Fenced, NotFound
-from agentscope_durable.contracts.records import (
-    ACTIVE_THREADS_MAX,
-    Binding,
-    ModelFact,
-    RunRecord,
-    StepFact,
-    Usage,
-    encode,
-)
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
+from agentscope_durable.contracts.records import ACTIVE_THREADS_MAX, Binding, RunRecord, encode
 from agentscope_durable.contracts.status import (
     ExecutionState,
     ModelStatus,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.errors import InvalidCursor
-from agentscope_durable.contracts.events import PublicEvent, StoredEvent
-from agentscope_durable.contracts.records import StepFact
+from agentscope_durable.contracts.events import PublicEvent
+from agentscope_durable.contracts.log import StepFact, StoredEvent
 from agentscope_durable.contracts.status import StepPhase, TurnStatus
 from agentscope_durable.domain import ids, pruning
 from agentscope_durable.domain.projection import EventProjection

@@ -22,7 +22,8 @@ from agentscope_durable.contracts.errors import (
     RevisionConflict,
 )
 from agentscope_durable.contracts.events import LEGACY_TYPES, PAYLOADS
-from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX, ModelFact, StepFact
+from agentscope_durable.contracts.log import ModelFact, StepFact
+from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
 from agentscope_durable.contracts.status import (
     ExecutionKind,
     ExecutionState,

@@ -14,9 +14,9 @@ from agentscope_durable.backend.queries.rows import private_facts
 from agentscope_durable.contracts.bodies import decode_reference
 from agentscope_durable.contracts.change import LogRow
 from agentscope_durable.contracts.errors import CorruptRecord, InvalidCursor, InvalidRequest, UnknownFormat
-from agentscope_durable.contracts.events import decode_events
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.journal import JOURNAL_FORMAT, STATE_VERSION, JournalBatch
+from agentscope_durable.contracts.log import decode_events
 from agentscope_durable.contracts.messages import Input, Text
 from agentscope_durable.contracts.records import TurnRecord, decode
 from agentscope_durable.contracts.results import NOTICE_VERSION, HostNotice, read_notice

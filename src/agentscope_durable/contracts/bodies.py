@@ -18,8 +18,8 @@ INLINE_MAX_BYTES = 64 * 1024
 """Bodies above this leave the records."""
 
 
-class Body(Discreet, frozen=True, array_like=True, omit_defaults=True):
-    """Encoded as `[json]` inline, or `[null, digest, size]` as a reference.
+class Body(Discreet, frozen=True, array_like=True):
+    """Encoded as `[json, "", 0]` inline, or `[null, digest, size]` as a reference.
 
     Attributes:
         inline: the JSON bytes, or JSON null for a reference.

@@ -142,10 +142,9 @@ class Entry(Discreet, frozen=True):
     """Immutable facts of one commit: one row of the log, appended, never rewritten.
 
     Attributes:
-        events: JSON array of the public events, in order; b"" when there are none. The store
-            numbers them first .. first+count-1.
+        events: the public events, in order; b"" when there are none. The store numbers them first .. first+count-1.
         count: how many there are.
-        private: JSON array of private facts (Steps, model requests, receipts); b"" for none.
+        private: private facts (Steps, model requests); b"" for none. `contracts.log` writes and reads both.
         journal: the native block; b"" for none.
         stream: the Thread whose position this row takes; "" for none.
         at: that position; 0 when `stream` is "".

@@ -13,13 +13,8 @@ import msgspec
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
-from agentscope_durable.contracts.records import (
-    Binding,
-    Failure,
-    ModelFact,
-    RunStepRef,
-    StepFact,
-)
+from agentscope_durable.contracts.log import ModelFact, StepFact
+from agentscope_durable.contracts.records import Binding, Failure, RunStepRef
 from agentscope_durable.contracts.status import (
     ExecutionKind,
     ExecutionState,

@@ -10,7 +10,6 @@ JSON for a reader.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.discreet import Discreet, Words
-from agentscope_durable.contracts.errors import CorruptRecord, InvalidCursor, InvalidRequest
+from agentscope_durable.contracts.errors import InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -268,39 +267,6 @@ def check_event_type(event_type: str) -> None:
         raise InvalidRequest(
             f"an application event must be named x.<namespace>.<name>, not {event_type[:128]!r}", path="type"
         )
-
-
-class StoredEvent(Discreet, frozen=True, array_like=True):
-    """An event inside the `events` column; its number and time are those of the row."""
-
-    type: str
-    thread_id: str
-    turn_id: str
-    run_id: str
-    step_id: str
-    payload: msgspec.Raw
-
-
-_column = msgspec.json.Decoder(list[StoredEvent | None])
-
-
-def decode_events(column: bytes, first: int) -> list[StoredEvent | None]:
-    """The events of a log row in order, None where one was pruned. `first` is the number of its first event.
-
-    Raises:
-        CorruptRecord: the bytes are no events; they are left as they are.
-    """
-    if not column:
-        return []
-    try:
-        return _column.decode(column)
-    except msgspec.DecodeError as error:
-        raise CorruptRecord(f"events from {first}", "list[StoredEvent]", str(error)) from error
-
-
-def encode_events(events: Sequence[StoredEvent | None]) -> bytes:
-    """The `events` column of a log row; b"" if it holds none."""
-    return msgspec.json.encode(events) if any(event is not None for event in events) else b""
 
 
 class PublicEvent(Discreet, frozen=True, rename="camel", omit_defaults=True):

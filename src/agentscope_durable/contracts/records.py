@@ -18,23 +18,19 @@ from agentscope_durable.contracts.status import (
     ExecutionState,
     InteractionKind,
     InteractionState,
-    ModelObservation,
-    ModelPurpose,
-    ModelStatus,
     ReplayRule,
     ResourceStatus,
     RunStatus,
     SettledBy,
     SignalState,
     StepPhase,
-    StepStatus,
     TurnStatus,
     WaitKind,
 )
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev5"
+STORAGE_REVISION = "8.dev6"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -543,57 +539,6 @@ class EntryRecord(_Record, frozen=True):
     at: int
     author: str
 
-
-# ---- private facts: one tagged array per fact, in the `private` column of a log row ----
-
-
-class StepFact(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """A Step began, reached a phase or ended."""
-
-    step_id: str
-    run_id: str
-    number: int
-    phase: StepPhase
-    status: StepStatus = StepStatus.RUNNING
-    resumed_from: str = ""
-    reasoning: int = 0
-
-
-class Usage(_Record, frozen=True):
-    """Tokens of one request. A count that is not known stays None, never zero (MC-04)."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_tokens: int | None = None
-    cache_write_tokens: int | None = None
-
-
-class ModelFact(Discreet, frozen=True, array_like=True, tag="m"):
-    """A model call or one request inside it changed.
-
-    Attributes:
-        request: number of the request inside the call, from 1; 0 speaks of the call itself.
-        elapsed_ms: by the host's monotonic clock; None while it runs or is lost.
-        complete: the usage is all there is to know.
-    """
-
-    model_call_id: str
-    run_id: str
-    step_id: str
-    request: int
-    status: ModelStatus
-    model: str = ""
-    purpose: ModelPurpose = ModelPurpose.REPLY
-    observation: ModelObservation = ModelObservation.MODEL_CALL
-    message_id: str = ""
-    attempt: int = 0
-    usage: Usage | None = None
-    complete: bool = False
-    elapsed_ms: int | None = None
-    error: Words = ""
-
-
-PrivateFact = StepFact | ModelFact
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -17,12 +17,12 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import column_reference
 from agentscope_durable.contracts.change import Change, Entry, Need, Range, Reads, ReadyRow, View
 from agentscope_durable.contracts.errors import NotFound
-from agentscope_durable.contracts.events import Payload, StoredEvent, TurnChanged, TurnRecovery
+from agentscope_durable.contracts.events import Payload, TurnChanged, TurnRecovery
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.log import PrivateFact, StoredEvent, encode_events, encode_facts
 from agentscope_durable.contracts.records import (
     CLASS_SEPARATOR,
     ObjectRecord,
-    PrivateFact,
     SessionHead,
     ThreadHead,
     ThreadRecord,
@@ -259,9 +259,9 @@ class Draft:
         entry = None
         if self._events or self._facts or self._stream:
             entry = Entry(
-                events=_json.encode(self._events) if self._events else b"",
+                events=encode_events(self._events),
                 count=len(self._events),
-                private=_json.encode(self._facts) if self._facts else b"",
+                private=encode_facts(self._facts),
                 journal=self._journal,
                 stream=self._stream,
                 at=self._at,

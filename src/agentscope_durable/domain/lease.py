@@ -26,15 +26,14 @@ from agentscope_durable.contracts.events import (
     RunStarted,
     StepEnded,
 )
+from agentscope_durable.contracts.log import ModelFact, StepFact
 from agentscope_durable.contracts.records import (
     ACTIVE_THREADS_MAX,
     CheckpointRecord,
     Failure,
-    ModelFact,
     RunRecord,
     RunState,
     SessionHead,
-    StepFact,
     ThreadHead,
     ThreadRecord,
     TurnRecord,

@@ -21,14 +21,8 @@ from agentscope_durable.contracts.commands import (
     ToolCommit,
 )
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
-from agentscope_durable.contracts.records import (
-    ExecutionRecord,
-    LateFact,
-    ModelFact,
-    ObjectRecord,
-    RunRecord,
-    TurnRecord,
-)
+from agentscope_durable.contracts.log import ModelFact
+from agentscope_durable.contracts.records import ExecutionRecord, LateFact, ObjectRecord, RunRecord, TurnRecord
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, RunStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.admission import remember, repeated

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from agentscope_durable.contracts.change import Change, Column, LogRange, LogRow, Prune, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import Pruned, PruneEvents
 from agentscope_durable.contracts.errors import InvalidCursor
-from agentscope_durable.contracts.events import PAYLOADS, StoredEvent, decode_events, encode_events
+from agentscope_durable.contracts.events import PAYLOADS
+from agentscope_durable.contracts.log import StoredEvent, decode_events, encode_events
 from agentscope_durable.domain.change import begin
 from agentscope_durable.domain.projection import EventProjection
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from agentscope_durable.contracts.records import ModelFact, RunRecord, StepFact, Usage
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
+from agentscope_durable.contracts.records import RunRecord
 from agentscope_durable.contracts.status import ModelStatus, RunStatus, StepStatus
 from agentscope_durable.contracts.views import ModelCallView, ModelRequestView, RunView, StepView, UsageView
 from agentscope_durable.domain.turn_view import error_view

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentscope_durable.contracts.records import Usage
+from agentscope_durable.contracts.log import Usage
 from agentscope_durable.contracts.status import ModelPurpose, ModelStatus
 
 __all__ = ["ModelAdmission", "ModelCallPolicy", "ModelRequestEnded", "ModelRequestObserver", "ModelRequestStarted"]

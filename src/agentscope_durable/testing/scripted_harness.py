@@ -46,8 +46,9 @@ from agentscope_durable.contracts.journal import (
     JournalEntry,
     MessageMeta,
 )
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.messages import Content, Text
-from agentscope_durable.contracts.records import ExecutionRecord, ModelFact, StepFact, Usage
+from agentscope_durable.contracts.records import ExecutionRecord
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import (
     EventDelivery,

@@ -18,8 +18,9 @@ from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.discreet import Discreet
 from agentscope_durable.contracts.durable_json import sanitize_text
 from agentscope_durable.contracts.errors import CorruptRecord
+from agentscope_durable.contracts.log import Usage
 from agentscope_durable.contracts.messages import Audio, Base64, Content, Image, Input, Text, Url, Video
-from agentscope_durable.contracts.records import ExecutionRecord, Usage
+from agentscope_durable.contracts.records import ExecutionRecord
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionState
 

@@ -28,7 +28,7 @@ from agentscope_durable.contracts.commands import (
 from agentscope_durable.contracts.durable_json import sanitize_text
 from agentscope_durable.contracts.errors import InputsChanged
 from agentscope_durable.contracts.journal import CheckpointRow, JournalBatch, JournalEntry, JournalEventType
-from agentscope_durable.contracts.records import ModelFact, StepFact
+from agentscope_durable.contracts.log import ModelFact, StepFact
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, InteractionKind, ReplayRule
 from agentscope_durable.journal.commit import CommitQueue

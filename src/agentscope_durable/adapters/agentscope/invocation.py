@@ -45,7 +45,7 @@ from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind, StepReceipt
 from agentscope_durable.contracts.errors import InputsChanged, Misuse
 from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
-from agentscope_durable.contracts.records import StepFact
+from agentscope_durable.contracts.log import StepFact
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import ExecutionState, ModelPurpose, ReplayRule, StepPhase, StepStatus
 from agentscope_durable.domain import ids

@@ -25,7 +25,7 @@ from agentscope_durable.adapters.agentscope.context import current_compression
 from agentscope_durable.adapters.agentscope.increments import Increment
 from agentscope_durable.contracts.commands import Abandon
 from agentscope_durable.contracts.errors import Unavailable
-from agentscope_durable.contracts.records import ModelFact, StepFact, Usage
+from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.status import ModelObservation, ModelPurpose, ModelStatus, StepPhase
 from agentscope_durable.domain import ids
 from agentscope_durable.journal.models import ModelRequestEnded, ModelRequestObserver, ModelRequestStarted

@@ -10,14 +10,13 @@ import msgspec
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.errors import CorruptRecord
-from agentscope_durable.contracts.events import BODY_FIELDS, StoredEvent, ToolChanged, decode_events
+from agentscope_durable.contracts.events import BODY_FIELDS, ToolChanged
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import PrivateFact
+from agentscope_durable.contracts.log import PrivateFact, StoredEvent, decode_events, decode_facts
 from agentscope_durable.spi.record_store import LogRow
 
 __all__ = ["Found", "Payload", "events_of", "last_of", "payload_of", "private_facts", "tool_changed"]
 
-_facts = msgspec.json.Decoder(list[PrivateFact])
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -35,12 +34,7 @@ def last_of(row: LogRow) -> int:
 
 
 def private_facts(row: LogRow) -> list[PrivateFact]:
-    if not row.private:
-        return []
-    try:
-        return _facts.decode(row.private)
-    except msgspec.DecodeError as error:
-        raise CorruptRecord(f"{row.stream} at {row.at}", "list[PrivateFact]", str(error)) from error
+    return decode_facts(row.private, f"{row.stream} at {row.at}")
 
 
 def events_of(log: Iterable[LogRow], *, after: int, through: int) -> Iterator[Found]:

@@ -9,7 +9,8 @@ from agentscope_durable.backend.queries.rows import private_facts
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import InvalidCursor
-from agentscope_durable.contracts.records import LateFact, ModelFact, RunRecord, StepFact, decode
+from agentscope_durable.contracts.log import ModelFact, StepFact
+from agentscope_durable.contracts.records import LateFact, RunRecord, decode
 from agentscope_durable.contracts.views import ModelCallView, Page, RunView, StepView
 from agentscope_durable.domain.run_view import Facts, model_call_view, model_facts, run_view, step_facts, step_view
 from agentscope_durable.spi.record_store import PAGE_MAX, Column, Range, Reads, Records

@@ -13,7 +13,8 @@ from agentscope_durable.contracts.events import (
     StepPhaseChanged,
     StepStarted,
 )
-from agentscope_durable.contracts.records import MessageIndex, OpenModel, RunState, StepFact, TurnState
+from agentscope_durable.contracts.log import StepFact
+from agentscope_durable.contracts.records import MessageIndex, OpenModel, RunState, TurnState
 from agentscope_durable.contracts.status import ExecutionState, ModelStatus, StepStatus
 from agentscope_durable.domain.step.commit import Commit
 
