@@ -76,8 +76,11 @@ def test_the_fact_takes_its_preview_away() -> None:
     assert [name for name, *_ in shown(previews)] == ["t1.r2", "c1", "t2.r1"]
     previews.fact(fact("tool.requested", callId="c1"))
     assert [name for name, *_ in shown(previews)] == ["t1.r2", "t2.r1"]
+    previews.started(start("t2.r1", call="c1"))
+    previews.fact(fact("tool.requested", callId="c1"))
+    assert [name for name, *_ in shown(previews)] == ["t1.r2", "t2.r1", "c1"], "another Turn has a call of that id"
     previews.fact(fact("turn.status", turn={"status": "CANCELLED"}))
-    assert [name for name, *_ in shown(previews)] == ["t2.r1"]
+    assert [name for name, *_ in shown(previews)] == ["t2.r1", "c1"]
 
 
 def test_an_abandoned_attempt_is_void_and_a_later_one_is_not() -> None:

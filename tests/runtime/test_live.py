@@ -107,8 +107,8 @@ def test_arguments_of_a_call_end_with_the_call() -> None:
     waiting = queue()
     for preview in (start(), start(call="c1"), delta(0, "{", call="c1"), delta(0, "a")):
         waiting(preview)
-    assert waiting.take_call("c1") == [start(call="c1"), delta(0, "{", call="c1")]
-    waiting.close_call("c1")
+    assert waiting.take_call("t", "c1") == [start(call="c1"), delta(0, "{", call="c1")]
+    waiting.close_call("t", "c1")
     waiting(delta(1, "}", call="c1"))
 
     assert drain(waiting) == [start(), delta(0, "a")]

@@ -32,7 +32,7 @@ async def main(folder: Path, name: str) -> None:
             await HostOperations(backend).reconcile_tool(
                 turn,
                 waiting.call_id,
-                request_id=f"settle-{waiting.call_id}",
+                request_id=f"settle-{turn_id}-{waiting.call_id}",
                 result=Succeeded(f"booked: {train}") if booked else Cancelled("it was not booked"),
                 evidence_ref="bookings.txt",
             )

@@ -80,15 +80,20 @@ class Previews:
             elif event.type == "message.abandoned":
                 gone = message_id == data.get("messageId") and preview.attempt <= int(data.get("attempt", 1))
             elif event.type == "tool.requested":
-                gone = call_id is not None and call_id == data.get("callId")
+                # Another Turn may have a call of this id.
+                gone = call_id is not None and call_id == data.get("callId") and _of(event, message_id)
             else:
-                gone = event.type == "turn.status" and event.turn_id is not None and _ended(data)
-                gone = gone and message_id.startswith(f"{event.turn_id}.")
+                gone = event.type == "turn.status" and _ended(data) and _of(event, message_id)
             if gone:
                 del self._found[key]
 
     def clear(self) -> None:
         self._found.clear()
+
+
+def _of(event: PublicEvent, message_id: str) -> bool:
+    """Whether the message is one of the event's Turn."""
+    return event.turn_id is not None and message_id.startswith(f"{event.turn_id}.")
 
 
 def _ended(data: dict[str, Any]) -> bool:

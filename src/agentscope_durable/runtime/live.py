@@ -30,12 +30,18 @@ PREVIEW_CHARS_MAX = 1024 * 1024
 BROKEN_MAX = 256
 """Previews remembered as broken off per observer."""
 
-PreviewKey = tuple[str, int, str]
-"""Message, attempt, and the call whose arguments it is ("" for the text)."""
+Subject = tuple[str, str]
+"""What a preview is of: ("", message), or (Turn, call), because Turns may use the same call ids."""
+PreviewKey = tuple[str, int, Subject]
+"""Message, attempt and subject."""
+
+
+def subject(preview: Preview) -> Subject:
+    return ("", preview.message_id) if preview.call_id is None else (preview.turn_id, preview.call_id)
 
 
 def preview_key(preview: Preview) -> PreviewKey:
-    return preview.message_id, preview.attempt, preview.call_id or ""
+    return preview.message_id, preview.attempt, subject(preview)
 
 
 class _Attached:
@@ -192,11 +198,12 @@ class PreviewQueue:
             self._waiting = deque(preview for preview in self._waiting if preview.message_id != message_id)
         return found
 
-    def take_call(self, call_id: str) -> list[Preview]:
+    def take_call(self, turn_id: str, call_id: str) -> list[Preview]:
         """Take out what waits of one call's arguments, in order."""
-        found = [preview for preview in self._waiting if preview.call_id == call_id]
+        call = turn_id, call_id
+        found = [preview for preview in self._waiting if subject(preview) == call]
         if found:
-            self._waiting = deque(preview for preview in self._waiting if preview.call_id != call_id)
+            self._waiting = deque(preview for preview in self._waiting if subject(preview) != call)
         return found
 
     def clear(self) -> None:
@@ -209,6 +216,6 @@ class PreviewQueue:
         for key in [key for key in self._reached if key[0] == message_id and attempt in (None, key[1])]:
             del self._reached[key]
 
-    def close_call(self, call_id: str) -> None:
-        for key in [key for key in self._reached if key[2] == call_id]:
+    def close_call(self, turn_id: str, call_id: str) -> None:
+        for key in [key for key in self._reached if key[2] == (turn_id, call_id)]:
             del self._reached[key]

@@ -30,7 +30,7 @@ from agentscope_durable.contracts.options import EventDeltaType, EventStreamOpti
 from agentscope_durable.domain.projection import matches
 from agentscope_durable.runtime.door import SUBJECT, Door
 from agentscope_durable.runtime.feeds import Feed
-from agentscope_durable.runtime.live import PreviewQueue, preview_key
+from agentscope_durable.runtime.live import PreviewQueue, Subject, preview_key, subject
 from agentscope_durable.runtime.replay import Fact, Replay, cursor_after
 from agentscope_durable.runtime.tasks import Bell
 from agentscope_durable.spi.live import Preview
@@ -86,7 +86,7 @@ class SessionEventStream:
         self._behind = True
         self._previews = PreviewQueue(self._wants, self._bell.ring)
         # The attempt up to which previews of a message or call are void.
-        self._voids: OrderedDict[str, int] = OrderedDict()
+        self._voids: OrderedDict[Subject, int] = OrderedDict()
         self._announced: Preview | None = None
         self._closed = False
         self._aborted = False
@@ -213,23 +213,23 @@ class SessionEventStream:
             done = event.type == "message.completed"
             for preview in self._previews.take_message(message_id):
                 self._preview(preview)
-            self._void(message_id, _EVERY if done else int(data.get("attempt", 1)))
+            self._void(("", message_id), _EVERY if done else int(data.get("attempt", 1)))
             self._previews.close_message(message_id, None if done else int(data.get("attempt", 1)))
         elif event.type == "tool.requested":
-            call_id = str(data["callId"])
-            for preview in self._previews.take_call(call_id):
+            call = event.turn_id or "", str(data["callId"])
+            for preview in self._previews.take_call(*call):
                 self._preview(preview)
-            self._void(call_id, _EVERY)
-            self._previews.close_call(call_id)
+            self._void(call, _EVERY)
+            self._previews.close_call(*call)
 
     def _preview(self, preview: Preview) -> None:
         """Show it, unless its fact was shown before."""
-        void = max(self._voids.get(preview.message_id, 0), self._voids.get(preview.call_id or "", 0))
+        void = max(self._voids.get(("", preview.message_id), 0), self._voids.get(subject(preview), 0))
         if preview.attempt > void:
             self._out.append(preview)
 
-    def _void(self, name: str, attempt: int) -> None:
-        self._voids[name] = max(self._voids.pop(name, 0), attempt)
+    def _void(self, what: Subject, attempt: int) -> None:
+        self._voids[what] = max(self._voids.pop(what, 0), attempt)
         while len(self._voids) > VOIDS_MAX:
             self._voids.popitem(last=False)
 
@@ -245,7 +245,7 @@ class SessionEventStream:
 
     def end_preview(self, preview: Preview) -> None:
         """Show no more of it: its reader cannot take it."""
-        self._void(preview.call_id or preview.message_id, preview.attempt)
+        self._void(subject(preview), preview.attempt)
         self._out = deque(
             item
             for item in self._out

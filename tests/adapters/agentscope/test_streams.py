@@ -22,7 +22,7 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.options import EventDeltaType
 from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.testing.scripted_model import Call, Text, by_round, scripted_model
+from agentscope_durable.testing.scripted_model import Call, Text, by_round, rounds_so_far, scripted_model
 from tests.runtime.conftest import SECONDS
 
 KEY = SessionKey("app", "streams")
@@ -131,6 +131,67 @@ async def test_text_and_arguments_are_shown_as_they_come_and_are_facts_when_they
         async with session.stream_events(deltas=wanted) as again:
             assert [await anext(again) for _ in facts] == [Committed(event) for event in facts]
         assert (await turn.result()).text == "IT IS BACK"
+
+
+def make_forgetful_agent(_binding: Any) -> AgentBuilder:
+    """Its model begins anew with each answer: every call is its "c1"."""
+
+    async def look(what: str) -> str:
+        """Look.
+
+        Args:
+            what: at this.
+        """
+        return "seen"
+
+    def script(messages: list[Any], _tools: Any, _choice: Any, _n: int) -> Any:
+        said = max(i for i, message in enumerate(messages) if message.role == "user")
+        number = rounds_so_far(messages[said:])
+        return "seen enough" if number == 2 else [Call("look", f'{{"what": "room {number}"}}', id="c1")]
+
+    allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+    return AgentBuilder(
+        name="guard",
+        system_prompt="You look.",
+        model=scripted_model(script, chunk_chars=4),
+        toolkit=Toolkit(tools=[FunctionTool(look, permission=allowed)]),
+    )
+
+
+@pytest.mark.spec("ST-21", "ST-28", "PR-05")
+async def test_arguments_on_their_way_have_the_id_of_their_call_although_the_model_repeats_its_ids(
+    tmp_path: Path,
+) -> None:
+    harness = Harness("guard", "v1", AgentScopeAdapter.for_react(make_forgetful_agent))
+    async with (
+        LocalBackend.open(tmp_path, synchronous="NORMAL") as backend,
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=SECONDS) as runtime,
+    ):
+        session = await runtime.create_session(KEY, "guard")
+        await runtime.start()
+        shown: dict[tuple[str, str], str] = {}
+        asked: dict[tuple[str, str], str] = {}
+        async with session.stream_events(deltas={EventDeltaType.TOOL_ARGUMENTS}) as events:
+            turns = [(await session.submit(f"r{number}", "Look")).turn_id for number in range(2)]
+            ended = 0
+            async for item in events:
+                match item:
+                    case EventDelta(turn_id=turn, call_id=call, offset=offset, text=text):
+                        before = shown.setdefault((turn, call or ""), "")
+                        assert ((turn, call) not in asked, offset) == (True, len(before))
+                        shown[turn, call or ""] += text
+                    case Committed(event) if event.type == "tool.requested":
+                        asked[event.turn_id or "", event.data["callId"]] = event.data["arguments"]
+                    case Committed() if _ends(item):
+                        ended += 1
+                        if ended == len(turns):
+                            break
+                    case _:
+                        pass
+
+    rooms = [(turn, f'{{"what": "room {number}"}}') for turn in turns for number in range(2)]
+    assert [(turn, arguments) for (turn, _), arguments in asked.items()] == rooms
+    assert shown == asked
 
 
 def _ends(item: Committed) -> bool:

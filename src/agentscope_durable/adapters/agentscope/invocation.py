@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from agentscope_durable.adapters.agentscope.call_ids import CallIds
 from agentscope_durable.adapters.agentscope.calls import Calls
 from agentscope_durable.adapters.agentscope.checkpoint import sanitize_blocks
 from agentscope_durable.adapters.agentscope.codec import (
@@ -60,7 +61,6 @@ __all__ = ["Halt", "HaltInTool", "Invocation", "OutcomeUnknown"]
 
 INJECTED_SOURCE: Final = "durable/inject"
 """Source of a hint block that an inject input became."""
-CALL_ID_CHARS_MAX: Final = 128
 BLOCKED_SECONDS_MAX: Final = 1.0
 """A tool that holds the event loop longer than this is named in a warning."""
 
@@ -135,7 +135,7 @@ class Invocation:
         workspace.attach(self)
         self.agent: Any = None
         self.models = ModelCalls(self, observer)
-        self.previews = Previews(context)
+        self.previews = Previews(context, self._call_ids)
         self.anchor: Any = None
         self.saved_reply: Any = None
         self.structured_schema: Any = None
@@ -550,7 +550,19 @@ class Invocation:
         return not pending and "tool_call" not in kinds and kinds != {"thinking"}
 
     def _unique_calls(self, blocks: list[Any]) -> list[Any]:
-        """Each call has an id that no other call of the Turn has: AgentScope never runs a repeated one."""
+        """Each call under its own id."""
+        ids = self._call_ids()
+        unique: list[Any] = []
+        for block in blocks:
+            if block.type == "tool_call":
+                call_id = ids.next(block.id)
+                if call_id != block.id:
+                    block = block.model_copy(update={"id": call_id})
+            unique.append(block)
+        return unique
+
+    def _call_ids(self) -> CallIds:
+        """Ids for the calls of the present round's answer."""
         reply_id = self.state.reply_id
         used = set(self.calls.known)
         for message in reversed(self.state.context):
@@ -558,22 +570,7 @@ class Invocation:
                 break
             used.update(block.id for block in message.content if block.type == "tool_call")
         # A compressed conversation has forgotten calls whose records exist.
-        forgotten = bool(self.state.summary)
-        unique: list[Any] = []
-        for block in blocks:
-            if block.type == "tool_call":
-                call_id = _clean_call_id(block.id)
-                if forgotten or not call_id:
-                    call_id = f"{call_id or 'call'}.r{self.position.reasoning}"
-                base, number = call_id, 1
-                while call_id in used:
-                    number += 1
-                    call_id = f"{base}.{self.position.reasoning}.{number}"
-                used.add(call_id)
-                if call_id != block.id:
-                    block = block.model_copy(update={"id": call_id})
-            unique.append(block)
-        return unique
+        return CallIds(used, reasoning=self.position.reasoning, forgotten=bool(self.state.summary))
 
     def round_over(self, *, final: bool) -> None:
         """The answer is in the state. What follows is committed with the next thing that happens.
@@ -732,9 +729,3 @@ class _Undo:
 def _is_native_hint(block: Any) -> bool:
     """Hints that AgentScope's loop adds again by itself."""
     return isinstance(block.source, str) and block.source.startswith('{"label": "System"')
-
-
-def _clean_call_id(call_id: str) -> str:
-    """An id that may stand in a record; "" when nothing of it can be used."""
-    printable = "".join(c for c in call_id if c.isprintable() and not 0xD800 <= ord(c) <= 0xDFFF)
-    return printable[:CALL_ID_CHARS_MAX]

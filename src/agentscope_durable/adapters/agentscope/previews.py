@@ -8,8 +8,10 @@ again at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from agentscope_durable.adapters.agentscope.call_ids import CallIds
 from agentscope_durable.contracts.durable_json import sanitize_text
 from agentscope_durable.contracts.events import EventDelta, PreviewStarted
 from agentscope_durable.contracts.options import EventDeltaType
@@ -19,10 +21,18 @@ __all__ = ["Previews"]
 
 
 class Previews:
-    """Shows the previews of one Run."""
+    """Shows the previews of one Run.
 
-    def __init__(self, context: RunContext) -> None:
+    Args:
+        ids: makes the ids of the calls of one answer, as its facts will have them.
+    """
+
+    def __init__(self, context: RunContext, ids: Callable[[], CallIds]) -> None:
         self._context = context
+        self._make_ids = ids
+        self._ids: CallIds | None = None
+        # What the model calls a call, and what it is called.
+        self._calls: dict[str, str] = {}
         self._message_id = ""
         self._attempt = 0
         self._shown: dict[str, int] = {}
@@ -33,6 +43,7 @@ class Previews:
         if (message_id, attempt) != (self._message_id, self._attempt):
             self._message_id, self._attempt = message_id, attempt
             self._shown, self._names = {}, {}
+            self._ids, self._calls = None, {}
 
     def end(self) -> None:
         """The fact is committed, or nothing will come any more."""
@@ -46,11 +57,18 @@ class Previews:
             case "TEXT_BLOCK_DELTA":
                 self._show(EventDeltaType.MESSAGE, "", event.delta)
             case "TOOL_CALL_START":
-                self._names[event.tool_call_id] = event.tool_call_name
+                self._names[self._began(event.tool_call_id)] = event.tool_call_name
             case "TOOL_CALL_DELTA":
-                self._show(EventDeltaType.TOOL_ARGUMENTS, event.tool_call_id, event.delta)
+                given = event.tool_call_id
+                self._show(EventDeltaType.TOOL_ARGUMENTS, self._calls.get(given) or self._began(given), event.delta)
             case _:
                 pass
+
+    def _began(self, given: str) -> str:
+        if self._ids is None:
+            self._ids = self._make_ids()
+        self._calls[given] = call_id = self._ids.next(given)
+        return call_id
 
     def _show(self, kind: EventDeltaType, call_id: str, text: str) -> None:
         if not text:
