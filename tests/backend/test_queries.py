@@ -1211,6 +1211,31 @@ async def test_a_cursor_of_one_listing_is_none_of_another(world: World) -> None:
             await world.ask(question)
 
 
+async def test_a_cursor_of_a_listing_is_refused_by_the_same_listing_of_another_session(world: World) -> None:
+    other = SessionKey("app", "s2")
+    await world.do(c.CreateSession(session=other, binding=BINDING))
+    asked: list[Any] = []
+    for session in (SESSION, other):
+        await world.do(c.CreateThread(session=session, thread_id="side", binding=BINDING))
+        for number in range(2):
+            content = await world.body([{"type": "text", "text": "Hi"}])
+            await world.do(
+                c.SubmitTurn(
+                    session=session, thread_id="main", request_id=f"r{number}", content=content, digest="d" * 64
+                )
+            )
+        asked = [q.ListTurns(session=session, thread_id="main", limit=1), q.ListThreads(session=session, limit=1)]
+        asked.append(q.GetHistory(session=session, limit=1))
+        if session == SESSION:
+            cursors = [(await world.ask(question)).cursor for question in asked]
+
+    for question, cursor in zip(asked, cursors, strict=True):
+        assert cursor is not None
+        assert len(await world.ask(replace(question, session=SESSION, cursor=cursor))) == 1
+        with pytest.raises(InvalidCursor, match="belongs to another session"):
+            await world.ask(replace(question, cursor=cursor))
+
+
 # ---- what a host reads ----
 
 

@@ -97,6 +97,9 @@ async def test_what_is_not_inside_each_other_is_refused_by_every_handle(hosts: H
     for incomplete in ({"turn_id": first.turn_id}, {"run_id": run}, {"thread_id": "main", "run_id": run}):
         with pytest.raises(InvalidRequest, match="needs the"):
             EventFilter(**incomplete)
+    for no_id in ({"thread_id": 5}, {"thread_id": "main", "turn_id": first}):
+        with pytest.raises(InvalidRequest, match="must be a str"):
+            EventFilter(**no_id)
     for wrong in (
         EventFilter("nobody"),
         EventFilter("side", first.turn_id),

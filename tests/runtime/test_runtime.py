@@ -726,8 +726,9 @@ async def test_one_kind_of_preview_may_be_asked_for_by_itself(hosts: Hosts) -> N
         text = await anext(event.text async for event in events if isinstance(event, EventDelta))
 
     assert text == "hello"
-    with pytest.raises(InvalidRequest, match="tool_arguments"):
-        session.stream_events(deltas="mesage")  # type: ignore[arg-type]
+    for unknown in ("mesage", {"mesage"}, None, 5):
+        with pytest.raises(InvalidRequest, match="tool_arguments"):
+            session.stream_events(deltas=unknown)  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("RT-14")

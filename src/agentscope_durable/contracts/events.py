@@ -310,7 +310,8 @@ class EventPage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @lru_cache(maxsize=1024)
-def _session_mark(session: SessionKey) -> str:
+def session_mark(session: SessionKey) -> str:
+    """What a cursor carries of its Session, so that no other one takes it."""
     import hashlib
 
     name = f"{session.namespace}\x00{session.session_id}".encode()
@@ -322,7 +323,7 @@ _OTHER_CURSOR = re.compile(r"e(?!1$)[0-9]{1,9}", re.ASCII)
 
 def cursor_of(session: SessionKey, sequence: int) -> str:
     """An opaque position in a Session's timeline; 0 is before the first event."""
-    return f"e1-{_session_mark(session)}-{sequence}"
+    return f"e1-{session_mark(session)}-{sequence}"
 
 
 def sequence_of(session: SessionKey, cursor: str | None) -> int:
@@ -338,7 +339,7 @@ def sequence_of(session: SessionKey, cursor: str | None) -> int:
         raise InvalidCursor(f"an event cursor of version {parts[0][1:]}; this release reads version 1", path="cursor")
     if len(parts) != 3 or parts[0] != "e1" or not parts[2].isascii() or not parts[2].isdigit() or len(parts[2]) > 18:
         raise InvalidCursor("this is not an event cursor", path="cursor")
-    if parts[1] != _session_mark(session):
+    if parts[1] != session_mark(session):
         raise InvalidCursor("this cursor belongs to another session", path="cursor")
     return int(parts[2])
 
@@ -351,6 +352,9 @@ class EventFilter(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     run_id: str | None = None
 
     def __post_init__(self) -> None:
+        for name, given in (("threadId", self.thread_id), ("turnId", self.turn_id), ("runId", self.run_id)):
+            if given is not None and not isinstance(given, str):
+                raise InvalidRequest(f"an id must be a str, not {type(given).__name__}", path=f"filter.{name}")
         if self.turn_id is not None and self.thread_id is None:
             raise InvalidRequest("a filter by turn needs the thread too", path="filter.threadId")
         if self.run_id is not None and self.turn_id is None:

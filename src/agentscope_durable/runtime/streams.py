@@ -315,6 +315,6 @@ def delta_types(given: Iterable[EventDeltaType]) -> frozenset[EventDeltaType]:
     """
     try:
         return frozenset(EventDeltaType(delta) for delta in ((given,) if isinstance(given, str) else given))
-    except ValueError:
+    except (TypeError, ValueError):
         known = ", ".join(repr(one.value) for one in EventDeltaType)
         raise InvalidRequest(f"there are previews of {known}", path="deltas") from None

@@ -33,7 +33,7 @@ _FIRST_LOOK: Final = 16
 async def get_history(reader: Reader, question: q.GetHistory) -> Page:
     session, narrow = question.session, question.filter
     limit = page_limit(question.limit)
-    after = position_of("history", question.cursor, keys.MESSAGES)
+    after = position_of("history", question.cursor, keys.MESSAGES, session)
     records = await reader.read(session, Reads(keys=filter_keys(narrow)))
     check_filter(records, narrow)
     until = ""
@@ -68,7 +68,7 @@ async def get_history(reader: Reader, question: q.GetHistory) -> Page:
         after = keys.message(entries[shown - 1][0])
     elif not more:
         return Page(tuple(items))
-    return Page(tuple(items), cursor_after("history", after))
+    return Page(tuple(items), cursor_after("history", after, session))
 
 
 async def _messages(

@@ -21,10 +21,10 @@ __all__ = ["get_run", "list_model_calls", "list_runs", "list_steps"]
 async def list_runs(reader: Reader, question: q.ListRuns) -> Page:
     limit = page_limit(question.limit)
     prefix = keys.runs(question.turn_id)
-    page = Range(prefix, position_of("runs", question.cursor, prefix), one_more(limit))
+    page = Range(prefix, position_of("runs", question.cursor, prefix, question.session), one_more(limit))
     records = await reader.read(question.session, Reads(keys=(keys.turn(question.turn_id),), ranges=(page,)))
     _ = turn_of(records, question.thread_id, question.turn_id)
-    rows, cursor = cut_rows("runs", records.ranges[page], limit)
+    rows, cursor = cut_rows("runs", records.ranges[page], limit, question.session)
     items = (run_view(question.turn_id, decode(RunRecord, data, key=key)) for key, data in rows)
     return Page(tuple(items), cursor)
 

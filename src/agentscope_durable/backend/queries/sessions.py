@@ -57,9 +57,9 @@ async def get_thread(reader: Reader, question: q.GetThread) -> ThreadView:
 
 async def list_threads(reader: Reader, question: q.ListThreads) -> Page:
     limit = page_limit(question.limit)
-    page = Range(keys.THREADS, position_of("threads", question.cursor, keys.THREADS), one_more(limit))
+    page = Range(keys.THREADS, position_of("threads", question.cursor, keys.THREADS, question.session), one_more(limit))
     records = await reader.read(question.session, Reads(ranges=(page,)))
-    rows, cursor = cut_rows("threads", records.ranges[page], limit)
+    rows, cursor = cut_rows("threads", records.ranges[page], limit, question.session)
     items = (thread_view(question.session, decode(ThreadRecord, data, key=key)) for key, data in rows)
     return Page(tuple(items), cursor)
 

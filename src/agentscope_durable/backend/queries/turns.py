@@ -47,11 +47,11 @@ async def find_turn(reader: Reader, question: q.FindTurn) -> TurnKey:
 async def list_turns(reader: Reader, question: q.ListTurns) -> Page:
     limit = page_limit(question.limit)
     prefix = keys.orders(question.thread_id)
-    page = Range(prefix, position_of("turns", question.cursor, prefix), one_more(limit))
+    page = Range(prefix, position_of("turns", question.cursor, prefix, question.session), one_more(limit))
     thread_key = keys.thread(question.thread_id)
     records = await reader.read(question.session, Reads(keys=(thread_key,), ranges=(page,)))
     _ = thread_of(records, question.thread_id)
-    rows, cursor = cut_rows("turns", records.ranges[page], limit)
+    rows, cursor = cut_rows("turns", records.ranges[page], limit, question.session)
     turn_ids = [decode(TurnRef, data, key=key).turn_id for key, data in rows]
     wanted = (thread_key, *map(keys.turn, turn_ids))
     records, lease = await reader.read_owned(question.session, Reads(keys=wanted), question.thread_id)
