@@ -283,31 +283,49 @@ def test_previews_are_lines_of_their_own_and_have_no_cursor(capsys: pytest.Captu
     assert told[5]["cursor"] == lines.cursor == "e1-x-9"
 
 
-def test_on_a_terminal_text_on_its_way_is_drawn_over_and_gone_when_its_fact_is_there() -> None:
-    """In a process with a terminal: what remains on the screen is facts alone."""
+def on_a_terminal(pieces: list[str], *, columns: int = 80, lines: int = 24) -> str:
+    """What a process writes to its terminal that is shown a message in pieces, and then its fact."""
     program = (
         "import tests.cli.test_follow as t\n"
         "from agentscope_durable.contracts.events import EventDelta\n"
-        "screen = t._Screen()\n"
+        "screen, offset = t._Screen(), 0\n"
         "with screen.open():\n"
         "    screen.take(t.started())\n"
-        "    for offset, text in ((0, 'Hel'), (3, 'lo, ter'), (10, 'minal\\x1b[31m')):\n"
+        f"    for text in {pieces!r}:\n"
         "        screen.take(EventDelta('message', 'main', 't1', 't1.r1', 1, offset, text))\n"
+        "        offset += len(text)\n"
         "    screen.take(t.COMPLETED)\n"
         "assert screen.cursor == t.COMPLETED.cursor\n"
     )
     child, terminal = pty.fork()
     if child == 0:
-        os.execve(sys.executable, [sys.executable, "-c", program], environment(TERM="xterm", COLUMNS="80"))
+        size = environment(TERM="xterm", COLUMNS=str(columns), LINES=str(lines))
+        os.execve(sys.executable, [sys.executable, "-c", program], size)
     said = b""
     with suppress(OSError):
         while piece := os.read(terminal, 65536):
             said += piece
     _, status = os.waitpid(child, 0)
     os.close(terminal)
+    assert status == 0, said.decode()
+    return said.decode()
 
-    text = said.decode()
-    assert status == 0, text
+
+def test_text_on_its_way_that_is_longer_than_a_line_is_folded_and_its_end_is_shown() -> None:
+    words = [f"word{number} " for number in range(60)]
+
+    frames = on_a_terminal(words, columns=40, lines=6).split("\x1b[2m… t1.r1: ")
+
+    for number, frame in enumerate(frames[1:]):
+        assert f"word{number}" in frame, "each word is seen when it has come"
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames[-1].partition("\x1b[2K")[0]).split("\r\n")
+    assert len(last) <= 5 and all(len(line) <= 40 for line in last), last
+
+
+def test_on_a_terminal_text_on_its_way_is_drawn_over_and_gone_when_its_fact_is_there() -> None:
+    """In a process with a terminal: what remains on the screen is facts alone."""
+    text = on_a_terminal(["Hel", "lo, ter", "minal\x1b[31m"])
+
     assert "… t1.r1: Hello, terminal\\x1b[31m" in text and "\x1b[31m" not in text
     assert "\x1b[2K" in text, "the preview was drawn over"
     assert "message.completed t1 assistant: Hello" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

@@ -186,12 +186,21 @@ class _Screen:
 
     def _draw(self) -> None:
         if self._screen.is_terminal:
-            self._live.update(Group(*(_on_its_way(preview) for preview in self._previews)), refresh=True)
+            previews = tuple(self._previews)
+            # One row stays free: what is drawn over must not scroll away.
+            rows = max(1, (self._screen.height - 1) // max(1, len(previews)))
+            lines = [line for preview in previews for line in _on_its_way(self._screen, preview, rows)]
+            self._live.update(Group(*lines), refresh=True)
 
 
-def _on_its_way(preview: Preview) -> Text:
+def _on_its_way(screen: Console, preview: Preview, rows: int) -> list[Text]:
+    """The end of a preview in at most so many rows: what came last is what is looked at."""
     about = f"{preview.name or 'arguments'} {preview.call_id}" if preview.call_id else preview.message_id
-    return Text(visible(f"… {about}: {preview.tail}"), style="dim", overflow="fold")
+    said = Text(visible(f"… {about}: {preview.tail}"), style="dim")
+    lines = list(said.wrap(screen, screen.width, overflow="fold", no_wrap=False))
+    if len(lines) > rows > 1:
+        return [Text(visible(f"… {about}: …"), style="dim", overflow="ellipsis", no_wrap=True), *lines[1 - rows :]]
+    return lines[-rows:]
 
 
 def _line(event: PublicEvent) -> Text:
