@@ -62,7 +62,8 @@ from agentscope_durable.spi.record_store import (
 )
 from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer
 from agentscope_durable.stores.records._sqlite_file import SqliteFile
-from agentscope_durable.stores.records._sqlite_rows import HOLDERS, events_sum, rest_sum
+from agentscope_durable.stores.records._sqlite_rows import HOLDERS
+from agentscope_durable.stores.records._sums import events_sum, rest_sum
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore

@@ -13,7 +13,7 @@ from agentscope_durable.spi.record_store import ReadyRow
 from agentscope_durable.stores.records._host_locks import HostLocks
 from agentscope_durable.stores.records._sqlite_file import SqliteFile, version_risk
 from agentscope_durable.stores.records._sqlite_reader import Reader
-from agentscope_durable.stores.records._sqlite_rows import events_sum, rest_sum
+from agentscope_durable.stores.records._sums import events_sum, rest_sum
 
 __all__ = ["condition", "damaged", "ready_of"]
 

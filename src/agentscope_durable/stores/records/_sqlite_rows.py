@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Protocol, cast
-from zlib import crc32
 
 from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.spi.record_store import COLUMNS, Column, LogRange, LogRow, OwnerLease, Range, StreamRange
@@ -112,16 +111,6 @@ LOG_SIZE = """select count(*), coalesce(sum(coalesce(length(events), 0) + coales
     + coalesce(length(journal), 0)), 0) from log where p=?"""
 REC_SIZE = "select count(*), coalesce(sum(length(cast(key as blob)) + length(value)), 0) from rec where p=?"
 OWNERS = "select key, value from rec where p=0 and key>? and key<'owner0' order by key limit ?"
-
-
-def events_sum(events: bytes) -> int:
-    """What a log row says about its events: another sum, and they are not what was written."""
-    return crc32(events)
-
-
-def rest_sum(private: bytes, journal: bytes) -> int:
-    """The same of what pruning leaves."""
-    return crc32(journal, crc32(private))
 
 
 def records_page(run: Execute, p: int, r: Range) -> list[tuple[str, bytes]]:

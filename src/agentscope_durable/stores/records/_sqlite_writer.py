@@ -69,12 +69,11 @@ from agentscope_durable.stores.records._sqlite_rows import (
     REC_DELETE,
     REC_UPSERT,
     Execute,
-    events_sum,
     log_page,
     owner_lease,
     records_page,
-    rest_sum,
 )
+from agentscope_durable.stores.records._sums import events_sum, rest_sum
 from agentscope_durable.stores.records._waiters import Waiter
 
 log = logging.getLogger("agentscope_durable.stores")

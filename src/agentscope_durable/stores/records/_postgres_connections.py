@@ -1,0 +1,235 @@
+"""Where the PostgreSQL store's connections come from, and how one is kept.
+
+Rule 1: a connection is kept for as long as it works. To take one from a pool for each statement would cost a second
+round trip, with which the pool clears it.
+Rule 2: what is set for a session is set only where the session is ours: behind a pooler that hands a server to another
+client after each transaction, nothing is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from agentscope_durable.contracts.errors import InvalidRequest, Misuse
+from agentscope_durable.stores.records._postgres_driver import asyncpg
+from agentscope_durable.stores.records._postgres_errors import lost, translate
+from agentscope_durable.stores.records._postgres_tables import SESSION_SETTINGS
+
+__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "source_of"]
+
+log = logging.getLogger("agentscope_durable.stores")
+
+CONNECT_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 5.0
+STATEMENTS_CACHED: Final = 256
+"""Prepared statements of a connection: more than the store has texts."""
+
+
+class Source(Protocol):
+    """Gives connections and takes them back."""
+
+    location: str
+
+    async def connect(self) -> Any: ...
+
+    async def give_back(self, connection: Any) -> None: ...
+
+    def beside(self) -> DsnSource:
+        """The same place for another thread with a loop of its own."""
+        ...
+
+
+class DsnSource:
+    """Connections that this store opens and closes.
+
+    Args:
+        arguments: of `asyncpg.connect`.
+    """
+
+    def __init__(self, location: str, *arguments: Any, **named: Any) -> None:
+        self.location = location
+        self._arguments = arguments
+        self._named = named
+
+    async def connect(self) -> Any:
+        named = {"timeout": CONNECT_SECONDS, "statement_cache_size": STATEMENTS_CACHED, **self._named}
+        connection = await asyncpg.connect(*self._arguments, **named)
+        try:
+            if not await _direct(connection) and named["statement_cache_size"]:
+                # A prepared statement is a thing of a session as well, and there each transaction may have another.
+                await connection.close()
+                connection = await asyncpg.connect(*self._arguments, **(named | {"statement_cache_size": 0}))
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def give_back(self, connection: Any) -> None:
+        with contextlib.suppress(Exception):
+            await connection.close(timeout=CLOSE_SECONDS)
+
+    def beside(self) -> DsnSource:
+        return self
+
+
+class PoolSource:
+    """Connections of a pool that belongs to the application: never closed here."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.location = _location_of_pool(pool)
+
+    async def connect(self) -> Any:
+        connection = await self._pool.acquire(timeout=CONNECT_SECONDS)
+        try:
+            await _direct(connection)
+        except BaseException:
+            connection.terminate()
+            await self.give_back(connection)
+            raise
+        return connection
+
+    async def give_back(self, connection: Any) -> None:
+        # The pool itself may be closed or terminated by now: then it has the connection already.
+        with contextlib.suppress(Exception):
+            await self._pool.release(connection, timeout=CLOSE_SECONDS)
+
+    def beside(self) -> DsnSource:
+        # asyncpg has no public way to ask a pool where it connects to, and a heartbeat must not wait for its loop.
+        arguments = getattr(self._pool, "_connect_args", None)
+        named = getattr(self._pool, "_connect_kwargs", None)
+        if arguments is None or named is None:
+            raise InvalidRequest(
+                "this release of asyncpg does not tell where the pool connects to: pass heartbeat_dsn= as well",
+                path="heartbeat_dsn",
+            )
+        kept = {name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")}
+        return DsnSource(self.location, *arguments, **kept)
+
+
+def source_of(where: Any) -> Source:
+    """A source for a DSN or for a pool of the application's."""
+    if isinstance(where, str):
+        return DsnSource(_location_of_dsn(where), where)
+    if isinstance(where, asyncpg.Pool):
+        return PoolSource(where)
+    raise InvalidRequest(f"a store is opened by a DSN or an asyncpg pool, not a {type(where).__name__}", path="dsn")
+
+
+async def _direct(connection: Any) -> bool:
+    """Whether the session is ours from end to end; if so, it is set up for what the store sends."""
+    direct = await connection.fetchval("select pg_backend_pid()") == connection.get_server_pid()
+    if direct:
+        await connection.execute(SESSION_SETTINGS)
+    return direct
+
+
+class Line:
+    """One connection that is kept, for one user after the other, first come first served.
+
+    Args:
+        source: where it comes from.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = asyncio.Lock()
+        self._connection: Any = None
+        self._waiting = 0
+
+    @property
+    def location(self) -> str:
+        return self._source.location
+
+    @property
+    def busy(self) -> int:
+        """Who uses it or waits for it."""
+        return self._waiting
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncGenerator[Line]:
+        """Nobody else uses it meanwhile."""
+        self._waiting += 1
+        try:
+            async with self._lock:
+                yield self
+        finally:
+            self._waiting -= 1
+
+    async def connected(self) -> Any:
+        """The connection, made now if there is none. Nothing was sent when this fails."""
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            await self.drop()
+            try:
+                connection = self._connection = await self._source.connect()
+            except Exception as error:
+                raise _unconnected(error, self._source.location) from error
+        return connection
+
+    async def fetch(self, statement: str, arguments: Sequence[Any], *, timeout: float) -> list[Any]:
+        connection = self._connection
+        try:
+            return await connection.fetch(statement, *arguments, timeout=timeout)
+        except BaseException as error:
+            if lost(error):
+                await self.drop()
+            raise
+
+    async def run(self, script: str, *, timeout: float) -> None:
+        """Statements without arguments or rows."""
+        connection = self._connection
+        try:
+            await connection.execute(script, timeout=timeout)
+        except BaseException as error:
+            if lost(error):
+                await self.drop()
+            raise
+
+    async def drop(self) -> None:
+        """Let a connection go that may not work any more."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if not connection.is_closed():
+                connection.terminate()
+            await self._source.give_back(connection)
+
+    async def close(self) -> None:
+        async with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await self._source.give_back(connection)
+
+
+def _unconnected(error: Exception, location: str) -> BaseException:
+    if isinstance(error, asyncpg.InterfaceError) and "different loop" in str(error):
+        return Misuse("the pool belongs to another event loop than the one the store is opened on")
+    if isinstance(error, ValueError):
+        return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path="dsn")
+    return translate(error, location)
+
+
+def _location_of_dsn(dsn: str) -> str:
+    """Host and database for people; never a password."""
+    parts = urlsplit(dsn)
+    if parts.scheme not in ("postgres", "postgresql"):
+        raise InvalidRequest("a DSN begins with postgresql://", path="dsn")
+    host = parts.netloc.rpartition("@")[2] or "local"
+    return f"postgresql://{host}{parts.path}"
+
+
+def _location_of_pool(pool: Any) -> str:
+    arguments: Sequence[Any] = getattr(pool, "_connect_args", None) or ()
+    named: dict[str, Any] = getattr(pool, "_connect_kwargs", None) or {}
+    if arguments and isinstance(arguments[0], str):
+        with contextlib.suppress(InvalidRequest):
+            return _location_of_dsn(arguments[0])
+    if named.get("host"):
+        return f"postgresql://{named['host']}:{named.get('port') or 5432}/{named.get('database') or ''}"
+    return "postgresql"

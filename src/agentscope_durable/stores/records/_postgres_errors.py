@@ -1,0 +1,85 @@
+"""PostgreSQL's faults in our own words.
+
+Rule: what the server refused with an error is rolled back, and nothing of it was written. What ends the connection says
+nothing about a statement that was under way: it may be committed, and only the log can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from agentscope_durable.contracts.errors import (
+    DurableError,
+    Forbidden,
+    Misuse,
+    NotFound,
+    StoreBusy,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+)
+from agentscope_durable.stores.records._postgres_driver import asyncpg
+
+__all__ = ["lost", "one_of_them", "raced", "translate"]
+
+_READ_ONLY: Final = frozenset({"25006"})
+_BUSY: Final = frozenset({"40001", "40P01", "55P03", "57014", "55006"})
+_FULL: Final = frozenset({"53100"})
+_FORBIDDEN: Final = frozenset({"42501", "28000", "28P01"})
+_MISSING: Final = frozenset({"3D000", "3F000", "42P01", "42703"})
+_DATA: Final = ("22", "23", "54", "42")
+_ENDED: Final = ("08", "57P", "58")
+_RACED: Final = frozenset({"40001", "40P01"})
+
+
+def _state(error: BaseException) -> str:
+    return str(getattr(error, "sqlstate", None) or "") if isinstance(error, asyncpg.PostgresError) else ""
+
+
+def lost(error: BaseException) -> bool:
+    """Whether the connection ended with it, so that what was sent may have happened."""
+    if isinstance(error, asyncpg.PostgresError):
+        fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")
+        return fatal or isinstance(error, asyncpg.PostgresConnectionError) or _state(error).startswith(_ENDED)
+    return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError | asyncio.IncompleteReadError)
+
+
+def raced(error: BaseException) -> bool:
+    """Whether the server gave it up for the sake of somebody else's transaction: nothing is written, decide again."""
+    return _state(error) in _RACED
+
+
+def one_of_them(error: BaseException) -> bool:
+    """Whether a value of some change is at fault, and not what all of them need."""
+    return _state(error).startswith(_DATA) or isinstance(error, asyncpg.DataError | UnicodeError)
+
+
+def translate(error: BaseException, location: str) -> BaseException:
+    """A fault as an error of this library. Nothing was written when it is raised."""
+    if isinstance(error, DurableError | asyncio.CancelledError):
+        return error
+    state = _state(error)
+    if state in _READ_ONLY:
+        ours: DurableError = StoreReadOnly(location)
+    elif state in _BUSY:
+        ours = StoreBusy(location)
+    elif state in _FULL:
+        ours = StoreFull(location)
+    elif state in _FORBIDDEN:
+        ours = Forbidden("the store's role or password", identity=location).advising(
+            "Grant the role what docs/postgresql.md lists, or correct the user and the password"
+        )
+    elif state in _MISSING:
+        ours = NotFound("store", location).advising(
+            "Make its tables once with `PostgresBackend.initialize_schema`, or correct the database or schema"
+        )
+    elif isinstance(error, asyncpg.PostgresError) and not lost(error) and state.startswith(_DATA):
+        ours = Misuse(f"a change cannot be stored: {type(error).__name__} ({state})")
+    elif isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError):
+        reason = f" ({state})" if state else ""
+        ours = Unavailable(f"the store {location!r} cannot be reached: {type(error).__name__}{reason}")
+    else:
+        return error
+    ours.__cause__ = error
+    return ours

@@ -1,0 +1,119 @@
+"""The store's place in a database: made once by whoever may, and only looked at by everybody else."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agentscope_durable.contracts.errors import (
+    Forbidden,
+    Incompatible,
+    InvalidRequest,
+    NotADatabase,
+    NotFound,
+    StoreReadOnly,
+    UnknownFormat,
+)
+from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
+from agentscope_durable.stores.records._postgres_driver import asyncpg
+from agentscope_durable.stores.records._postgres_tables import Tables, quoted
+
+__all__ = ["SERVER_MIN", "check", "create", "schema_of"]
+
+SERVER_MIN: Final = 150000
+_LOCK: Final = 0x41674475_0000_0008
+"""`AgDu` and the format: whoever makes tables holds it, so that two who begin at once do not meet."""
+NAME_BYTES_MAX: Final = 63
+
+_SERVER: Final = """select current_setting('server_version_num')::int, current_setting('server_version'),
+    pg_is_in_recovery() or current_setting('transaction_read_only')='on', current_schema()"""
+_RIGHTS: Final = """select name from unnest($1::text[]) name where not (has_table_privilege(name, 'select')
+    and has_table_privilege(name, 'insert') and has_table_privilege(name, 'update')
+    and has_table_privilege(name, 'delete'))"""
+
+
+async def schema_of(connection: Any, schema: str | None, location: str) -> str:
+    """The schema to use: the one that is named, or the first of the connection's search path.
+
+    Raises:
+        Incompatible: the server is too old.
+        StoreReadOnly: it is a standby, or takes no writes.
+        NotFound: the search path leads nowhere.
+    """
+    [(number, text, read_only, current)] = await connection.fetch(_SERVER)
+    if number < SERVER_MIN:
+        raise Incompatible("the PostgreSQL store", required="PostgreSQL 15 or later", present=f"PostgreSQL {text}")
+    if read_only:
+        raise StoreReadOnly(location)
+    if schema is None and current is None:
+        raise NotFound("schema", f"{location}, of the search path")
+    found = current if schema is None else schema
+    if not 0 < len(found.encode()) <= NAME_BYTES_MAX or "\x00" in found:
+        raise InvalidRequest(f"a schema's name has 1 to {NAME_BYTES_MAX} bytes", path="schema")
+    return found
+
+
+async def create(connection: Any, tables: Tables, location: str) -> None:
+    """Make what is missing. Twice, or two at once, is fine; what is of another format stays as it is."""
+    async with connection.transaction():
+        await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
+        if not await connection.fetchval("select to_regnamespace($1) is not null", quoted(tables.schema)):
+            await connection.execute(f"create schema {quoted(tables.schema)}")
+        meta = tables.names["meta"]
+        if await connection.fetchval("select to_regclass($1) is not null", meta):
+            await _check_format(connection, tables, location)
+        for statement in tables.create():
+            await connection.execute(statement)
+        insert = f"insert into {meta}(key, value) values($1, $2) on conflict(key) do nothing"  # noqa: S608 - ours
+        await connection.execute(insert, "format", str(STORAGE_FORMAT))
+        await connection.execute(insert, "revision", STORAGE_REVISION)
+        await _check_columns(connection, tables, location)
+
+
+async def check(connection: Any, tables: Tables, location: str) -> None:
+    """Whether this release can work here. Changes nothing.
+
+    Raises:
+        NotFound: the tables have not been made.
+        UnknownFormat: they are of another release.
+        NotADatabase: tables of these names are something else.
+        Forbidden: the role may not read or write them.
+    """
+    try:
+        there = await connection.fetchval("select to_regclass($1) is not null", tables.names["meta"])
+        if not there:
+            raise NotFound("store", f"{location}, schema {tables.schema}").advising(
+                "Make its tables once, with a role that may: `await PostgresBackend.initialize_schema(dsn)`"
+            )
+        await _check_format(connection, tables, location)
+        await _check_columns(connection, tables, location)
+        names = [name for table, name in tables.names.items() if table != "meta"]
+        if missing := await connection.fetch(_RIGHTS, names):
+            raise _forbidden(location, ", ".join(sorted(name for (name,) in missing)))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise _forbidden(location, f"schema {tables.schema}") from error
+
+
+async def _check_format(connection: Any, tables: Tables, location: str) -> None:
+    try:
+        rows = dict(await connection.fetch(f"select key, value from {tables.names['meta']}"))  # noqa: S608 - ours
+    except asyncpg.UndefinedColumnError as error:
+        raise NotADatabase(location) from error
+    found, revision = rows.get("format", "missing"), rows.get("revision", "missing")
+    supported = f"{STORAGE_FORMAT} ({STORAGE_REVISION})"
+    if found != str(STORAGE_FORMAT):
+        raise UnknownFormat(location, found=found, supported=supported)
+    if revision != STORAGE_REVISION:
+        raise UnknownFormat(location, found=f"{found} ({revision})", supported=supported)
+
+
+async def _check_columns(connection: Any, tables: Tables, location: str) -> None:
+    try:
+        await connection.execute(tables.probe())
+    except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError) as error:
+        raise NotADatabase(location) from error
+
+
+def _forbidden(location: str, what: str) -> Forbidden:
+    return Forbidden("reading and writing the store", identity=f"{location}: {what}").advising(
+        "Grant the role select, insert, update and delete on the store's tables, and usage of its schema"
+    )

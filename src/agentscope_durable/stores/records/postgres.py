@@ -1,0 +1,304 @@
+"""Records in a PostgreSQL database, for every process of every machine that can reach it.
+
+Changes queue in lanes and what waits is committed together (`_postgres_lanes`). Readings have connections of their own,
+and so has the heartbeat, in a thread. What the store's clock shows is the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
+
+from agentscope_durable import _failpoints
+from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, UsedAfterFork, WrongLoop
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.record_store import (
+    LEASE_KEPT_MS,
+    PAGE_MAX,
+    Capabilities,
+    Committed,
+    Decide,
+    OwnerLease,
+    PartitionSize,
+    Reads,
+    ReadyItem,
+    ReadyPage,
+    ReadyScan,
+    Records,
+    SessionScan,
+    StoreStatistics,
+)
+from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
+from agentscope_durable.stores.records._postgres_clock import ServerClock, judged
+from agentscope_durable.stores.records._postgres_connections import DsnSource, Line, Source, source_of
+from agentscope_durable.stores.records._postgres_errors import lost, translate
+from agentscope_durable.stores.records._postgres_group import Member
+from agentscope_durable.stores.records._postgres_heartbeat import Renewer
+from agentscope_durable.stores.records._postgres_lanes import Lanes
+from agentscope_durable.stores.records._postgres_reading import NO_BOUND, Question, above, encoded, prefix_end
+from agentscope_durable.stores.records._postgres_schema import check, create, schema_of
+from agentscope_durable.stores.records._postgres_tables import Tables
+
+__all__ = ["PostgresRecordStore"]
+
+READERS: Final = 2
+SUBJECT: Final = "record store"
+
+T = TypeVar("T")
+
+
+class PostgresRecordStore:
+    """A `RecordStore` in one schema of a PostgreSQL database. Open it with `open`."""
+
+    def __init__(
+        self, source: Source, beside: DsnSource | None, tables: Tables, *, patience: float, environment: Environment
+    ) -> None:
+        """Internal: use `open`."""
+        self._source = source
+        self._tables = tables
+        self._patience = patience
+        self._environment = environment
+        self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._clock = ServerClock()
+        self._lanes = Lanes(tables, source, self._clock, patience=patience)
+        self._readers = [Line(source) for _ in range(READERS)]
+        self._renewer = Renewer(lambda: beside or source.beside(), tables.renew, environment)
+
+    @classmethod
+    async def open(
+        cls,
+        where: str | Any,
+        *,
+        schema: str | None = None,
+        initialize_schema: bool = False,
+        heartbeat_dsn: str | None = None,
+        statement_timeout: float = 30.0,
+        environment: Environment = SYSTEM,
+    ) -> Self:
+        """Open the store. It only looks: no table is made, unless that is asked for.
+
+        Args:
+            where: a DSN, `postgresql://user@host/database`, or an `asyncpg` pool, which is not closed with the store.
+                Of a pool up to five connections are kept for as long as the store is open.
+            schema: where the tables are; None: the first schema of the connection's search path.
+            initialize_schema: make the tables where they are missing; for development.
+            heartbeat_dsn: where leases are renewed; None: as `where` says. They are renewed over a connection of their
+                own, not over one of the pool.
+            statement_timeout: seconds that one statement may take.
+            environment: where threads come from.
+
+        Raises:
+            NotFound: there is no such database or schema, or no store in it.
+            UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
+            Forbidden: the role or its password is refused, or lacks a right.
+            StoreReadOnly: the server is a standby, or takes no writes.
+            Incompatible: the server is older than PostgreSQL 15.
+            Unavailable: it cannot be reached now.
+        """
+        if not statement_timeout > 0:
+            raise InvalidRequest(f"a statement_timeout is not {statement_timeout!r} seconds", path="statement_timeout")
+        source = source_of(where)
+        beside = None if heartbeat_dsn is None else cast("DsnSource", source_of(heartbeat_dsn))
+        tables = await _looked_at(source, schema, make=initialize_schema)
+        return cls(source, beside, tables, patience=statement_timeout, environment=environment)
+
+    @staticmethod
+    async def initialize_schema(where: str | Any, *, schema: str | None = None) -> None:
+        """Make the tables: a step of the deployment, by a role that may create them. Twice, or two at once, is fine.
+
+        Args:
+            where: as for `open`.
+            schema: where to; made if there is none. None: the first schema of the connection's search path.
+
+        Raises:
+            UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
+            Forbidden: the role may not do it.
+        """
+        await _looked_at(source_of(where), schema, make=True)
+
+    # ------------------------------------------------------------ the port
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(persistent=True, shared=True, hosts_shared=True)
+
+    async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
+        self._check()
+        check_reads(reads)
+        encoded(partition, "partition")
+        member = Member(partition, reads, decide)
+        self._lanes.put(member)
+        return await member.future
+
+    async def read(self, partition: str, reads: Reads) -> Records:
+        self._check()
+        check_reads(reads)
+        question = Question()
+        question.add(partition, reads)
+        parts, arguments = question.statement()
+        answer = question.answered(await self._ask(self._tables.reading(parts), *arguments))
+        self._clock.hear(answer.server_ms)
+        head = answer.head(partition)
+        self._clock.witness(head.at_ms)
+        return Records(
+            head=head.head,
+            rev=head.rev,
+            next_seq=head.next_seq,
+            pruned_through=head.pruned,
+            now_ms=self._clock.now(),
+            keys={key: answer.keys[partition, key] for key in reads.keys if (partition, key) in answer.keys},
+            ranges={r: answer.pages.get((partition, r), []) for r in reads.ranges},
+            owners={owner: answer.owner(owner) for owner in reads.owners},
+            log=answer.logs.get((partition, reads.log), []) if reads.log else [],
+            streams={r: answer.streams.get((partition, r), []) for r in reads.streams},
+        )
+
+    async def watermarks(self, partitions: Sequence[str]) -> list[int]:
+        names = [encoded(partition, "partition") for partition in partitions]
+        return [last for (last,) in await self._ask(self._tables.watermarks, names)]
+
+    async def ready(self, scan: ReadyScan) -> ReadyPage:
+        check_limit(scan.limit)
+        due_ms, partition, item = scan.after or (-NO_BOUND, "", "")
+        rows = await self._ask(
+            self._tables.ready,
+            *(scan.kind.encode(), scan.klass.encode(), self._clock.now()),
+            *(due_ms, partition.encode(), item.encode(), scan.limit),
+        )
+        items = [
+            ReadyItem(name.decode(), item.decode(), value.decode(), due, scan.klass)
+            for name, item, value, due, _ in rows
+            if name is not None
+        ]
+        [(next_due_ms, now_ms)] = [(due, ms) for name, _, _, due, ms in rows if name is None]
+        self._clock.witness(now_ms)
+        return ReadyPage(items, now_ms, next_due_ms)
+
+    async def ready_classes(self, kind: str, prefix: str, after: str = "", limit: int = PAGE_MAX) -> list[str]:
+        check_limit(limit)
+        low, high = above(after, prefix), prefix_end(prefix.encode())
+        rows = await self._ask(self._tables.ready_classes, kind.encode(), low, high, limit)
+        return [klass.decode() for (klass,) in rows]
+
+    async def sessions(self, scan: SessionScan) -> list[str]:
+        check_limit(scan.limit)
+        # The partition of no Session has the empty name.
+        low = above(scan.after, scan.prefix) or b"\x00"
+        rows = await self._ask(self._tables.sessions, low, prefix_end(scan.prefix.encode()), scan.limit)
+        return [name.decode() for (name,) in rows]
+
+    async def holders(self, key: str, limit: int = 2) -> list[str]:
+        check_found(key)
+        check_limit(limit)
+        return [name.decode() for (name,) in await self._ask(self._tables.holders, encoded(key), limit)]
+
+    async def owners(self, after: str = "", limit: int = PAGE_MAX) -> list[OwnerLease]:
+        check_limit(limit)
+        rows = await self._ask(self._tables.owners, after.encode(), limit)
+        return [judged(name.decode(), renewed, lease, value, now) for name, renewed, lease, value, now in rows]
+
+    def announce(self, owner: str) -> None:
+        """Nothing tells of a process on another machine that it is gone, but its lease."""
+        self._check_process()
+        encoded(owner, "owner")
+
+    def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
+        self._check_process()
+        self._renewer.renew(encoded(owner, "owner"), lease_ms, value)
+
+    async def release(self, owner: str) -> None:
+        await self._change(self._tables.release, encoded(owner, "owner"))
+
+    async def dead_owners(self) -> list[str]:
+        self._check()
+        return []
+
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        arguments = encoded(owner, "owner"), [kind.encode() for kind in kinds], LEASE_KEPT_MS
+        [(gone,)] = await self._change(self._tables.forget, *arguments)
+        return bool(gone)
+
+    async def measure(self, partition: str) -> PartitionSize:
+        rows = await self._ask(self._tables.measure, encoded(partition, "partition"))
+        if not rows:
+            return PartitionSize(0, 0, 0, 0, 0)
+        [(head_bytes, commits, log_bytes, records, record_bytes)] = rows
+        return PartitionSize(commits, log_bytes, records, record_bytes, head_bytes)
+
+    async def statistics(self) -> StoreStatistics:
+        [(stored_bytes,)] = await self._ask(self._tables.stored_bytes)
+        return self._lanes.figures.told(stored_bytes)
+
+    async def close(self) -> None:
+        """Finish what is under way and close the store's own connections; a pool that was passed stays open."""
+        if os.getpid() != self._pid:
+            return  # A forked child has nothing of its own to close.
+        self._closed = True
+        await self._lanes.close()
+        for line in self._readers:
+            await line.close()
+        await self._environment.call_in_thread(self._renewer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ statements
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsedAfterFork(SUBJECT)
+        if self._closed:
+            raise HostClosed(SUBJECT)
+
+    def _check(self) -> None:
+        self._check_process()
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop(SUBJECT)
+
+    async def _ask(self, statement: str, *arguments: Any) -> list[Any]:
+        """The rows of a statement that only reads."""
+        self._check()
+        line = min(self._readers, key=lambda line: line.busy)
+        async with line.taken():
+            self._check()
+            for last in (False, True):
+                try:
+                    await line.connected()
+                    return await line.fetch(statement, arguments, timeout=self._patience)
+                except Exception as error:
+                    # A connection that was idle may have ended long ago.
+                    if last or isinstance(error, DurableError) or not lost(error):
+                        raise translate(error, self._source.location) from error
+        raise AssertionError("unreachable")
+
+    async def _change(self, statement: str, *arguments: Any) -> list[Any]:
+        """A small change of its own, that may happen twice."""
+        _failpoints.hit("store.release.before")
+        rows = await self._ask(statement, *arguments)
+        _failpoints.hit("store.release.after")
+        return rows
+
+
+async def _looked_at(source: Source, schema: str | None, *, make: bool) -> Tables:
+    line = Line(source)
+    try:
+        connection = await line.connected()
+        tables = Tables(await schema_of(connection, schema, source.location))
+        if make:
+            await create(connection, tables, source.location)
+        await check(connection, tables, source.location)
+        return tables
+    except Exception as error:
+        raise translate(error, source.location) from error
+    finally:
+        await line.close()
