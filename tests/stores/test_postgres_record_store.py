@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,34 @@ import pytest
 from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.testing.record_store import RecordStoreContract
+from tests.servers.server import PostgresServer
 
-DSN = "postgresql://postgres@127.0.0.1:55415/postgres"
+
+def schema_of(place: Path) -> str:
+    """One for each place."""
+    return f"s{hashlib.sha256(str(place).encode()).hexdigest()[:16]}"
 
 
 @pytest.mark.spec("BE-02", "BE-16")
 class TestPostgresRecordStore(RecordStoreContract):
+    """On the oldest supported version."""
+
     backend = "postgres"
 
+    @pytest.fixture(autouse=True)
+    def server(self, postgres: PostgresServer) -> None:
+        self.dsn = postgres.dsn()
+
     async def open(self, place: Path) -> RecordStore:
-        return await PostgresRecordStore.open(DSN, schema=str(place)[-60:], initialize_schema=True)
+        return await PostgresRecordStore.open(self.dsn, schema=schema_of(place), initialize_schema=True)
+
+
+class TestPostgresRecordStoreOnTheNewestServer(RecordStoreContract):
+    backend = "postgres"
+
+    @pytest.fixture(autouse=True)
+    def server(self, postgres_18: PostgresServer) -> None:
+        self.dsn = postgres_18.dsn()
+
+    async def open(self, place: Path) -> RecordStore:
+        return await PostgresRecordStore.open(self.dsn, schema=schema_of(place), initialize_schema=True)

@@ -546,19 +546,17 @@ class RecordStoreContract:
 
     async def test_erased_a_decision_knows_how_many_rows_there_are(self, tmp_path: Path) -> None:
         """It counts: `rev` rows were written, and of what was erased it keeps the sum itself."""
-        seen: list[int] = []
 
         def drop(view: View, now_ms: int) -> Change:
-            seen.append(view.rev)
-            return change(erase=Erase(2))
+            return change(erase=Erase(2), receipt=view.rev)
 
         async with self.opened(tmp_path) as store:
-            await store.transact("p", NOTHING, drop)
+            assert (await store.transact("p", NOTHING, drop)).receipt == 0
             await store.transact("p", NOTHING, always(change()))
             await store.transact("p", NOTHING, always(change()))
-            await store.transact("p", NOTHING, drop)
-            await asyncio.gather(*(store.transact("p", NOTHING, drop) for _ in range(3)))
-            assert seen == [0, 3, 4, 5, 6]
+            assert (await store.transact("p", NOTHING, drop)).receipt == 3
+            done = await asyncio.gather(*(store.transact("p", NOTHING, drop) for _ in range(3)))
+            assert {one.receipt for one in done} == {4, 5, 6}
             # Written 7: 2 were erased by the second, and then each erased what there was, and left its own.
             assert (await store.measure("p")).commits == 1
 

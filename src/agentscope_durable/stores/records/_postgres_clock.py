@@ -57,9 +57,9 @@ class ServerClock:
 def judged(owner: str, renewed_ms: int, lease_ms: int, value: bytes, server_ms: int) -> OwnerLease:
     """A lease by the server's clock, as it was when the lease was read.
 
-    A renewal that is further in the future than the lease is long was dated by a clock that has been set back: it counts
-    as expired, so that a step of the clock neither keeps a dead host alive nor kills a living one for longer than it
-    takes to renew.
+    A renewal that is further in the future than the lease is long was dated by a clock that has been set back: it
+    counts as expired, so that a step of the clock neither keeps a dead host alive nor kills a living one for longer
+    than it takes to renew.
     """
     age_ms = server_ms - renewed_ms
     remaining_ms = lease_ms - max(age_ms, 0)

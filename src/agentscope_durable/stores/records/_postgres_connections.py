@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from agentscope_durable.contracts.errors import InvalidRequest, Misuse
 from agentscope_durable.stores.records._postgres_driver import asyncpg
-from agentscope_durable.stores.records._postgres_errors import lost, translate
+from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, translate
 from agentscope_durable.stores.records._postgres_tables import SESSION_SETTINGS
 
 __all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "source_of"]
@@ -71,7 +71,7 @@ class DsnSource:
         return connection
 
     async def give_back(self, connection: Any) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*FAULTS):
             await connection.close(timeout=CLOSE_SECONDS)
 
     def beside(self) -> DsnSource:
@@ -97,7 +97,7 @@ class PoolSource:
 
     async def give_back(self, connection: Any) -> None:
         # The pool itself may be closed or terminated by now: then it has the connection already.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*FAULTS):
             await self._pool.release(connection, timeout=CLOSE_SECONDS)
 
     def beside(self) -> DsnSource:
@@ -109,7 +109,9 @@ class PoolSource:
                 "this release of asyncpg does not tell where the pool connects to: pass heartbeat_dsn= as well",
                 path="heartbeat_dsn",
             )
-        kept = {name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")}
+        kept = {
+            name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")
+        }
         return DsnSource(self.location, *arguments, **kept)
 
 

@@ -21,8 +21,10 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.stores.records._postgres_driver import asyncpg
 
-__all__ = ["lost", "one_of_them", "raced", "translate"]
+__all__ = ["FAULTS", "lost", "one_of_them", "raced", "translate"]
 
+FAULTS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""What a statement or a connection can fail with that is not our own doing."""
 _READ_ONLY: Final = frozenset({"25006"})
 _BUSY: Final = frozenset({"40001", "40P01", "55P03", "57014", "55006"})
 _FULL: Final = frozenset({"53100"})

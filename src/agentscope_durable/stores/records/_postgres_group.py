@@ -1,7 +1,7 @@
 """How changes that wait together are decided, and what they write in one statement. Nothing here talks to a server.
 
-Rule 1: of one Session the changes are decided one after the other, each on what the former is about to write. Where that
-would have to be read from the log or from a page of records, the change waits for the next group.
+Rule 1: of one Session the changes are decided one after the other, each on what the former is about to write. Where
+that would have to be read from the log or from a page of records, the change waits for the next group.
 Rule 2: an answer that writes nothing counts only if it was decided on one moment, and if what the former changes of its
 Session are about to write is written. So answers are given when the outcome of the whole Session is known.
 """
@@ -19,6 +19,7 @@ from agentscope_durable.spi.record_store import (
     Change,
     Committed,
     Decide,
+    Erase,
     LogRange,
     LogRow,
     Need,
@@ -33,6 +34,7 @@ from agentscope_durable.stores.records._checks import (
     NO_ENTRY,
     check_commit_id,
     check_entry,
+    check_erase,
     check_prune,
     check_reads,
     encode_head,
@@ -65,7 +67,19 @@ class Sent:
 class Member:
     """A change that waits."""
 
-    __slots__ = ("answer", "asked", "began", "decide", "doubts", "error", "future", "partition", "races", "reads", "sent")
+    __slots__ = (
+        "answer",
+        "asked",
+        "began",
+        "decide",
+        "doubts",
+        "error",
+        "future",
+        "partition",
+        "races",
+        "reads",
+        "sent",
+    )
 
     def __init__(self, partition: str, reads: Reads, decide: Decide) -> None:
         self.partition = partition
@@ -99,7 +113,7 @@ class Member:
 class Session:
     """One partition in a group: what it was, and what it is about to be."""
 
-    __slots__ = ("base", "deletes", "fresh", "logs", "members", "prune", "ready", "records", "state", "stale", "value")
+    __slots__ = ("base", "erase", "fresh", "logs", "members", "prune", "ready", "records", "state", "stale", "value")
 
     def __init__(self, base: HeadRow, *, fresh: bool) -> None:
         self.base = base
@@ -114,6 +128,7 @@ class Session:
         self.records: dict[str, bytes | None] = {}
         self.ready: dict[tuple[str, str], ReadyRow | None] = {}
         self.prune: Prune | None = None
+        self.erase: Erase | None = None
 
     @property
     def writes(self) -> bool:
@@ -127,7 +142,7 @@ class _Later(Exception):
 class _View:
     """What a decision sees."""
 
-    __slots__ = ("_answer", "_partition", "_reads", "_session", "head", "next_seq", "pruned_through")
+    __slots__ = ("_answer", "_partition", "_reads", "_session", "head", "next_seq", "pruned_through", "rev")
 
     def __init__(self, partition: str, session: Session, answer: Answer, reads: Reads) -> None:
         self._partition = partition
@@ -138,6 +153,7 @@ class _View:
         self.head = state.head
         self.next_seq = state.next_seq
         self.pruned_through = state.pruned
+        self.rev = state.rev
 
     def get(self, key: str) -> bytes | None:
         if key not in self._reads.keys:
@@ -226,6 +242,7 @@ class Group:
             entry = change.entry or NO_ENTRY
             check_entry(entry)
             check_prune(change.prune, after=state.pruned, before=state.next_seq)
+            check_erase(change.erase)
             stream = encoded(entry.stream, "stream") if entry.stream else None
             for key, _ in change.puts:
                 encoded(key)
@@ -237,7 +254,8 @@ class Group:
         except BaseException as error:  # noqa: BLE001 - the decision's own error is its caller's
             member.error = error
             return
-        if change.prune is not None and session.writes:
+        if session.writes and not (change.prune is None and change.erase is None):
+            # They are about rows that are there already.
             raise _Later
         self._take(member, session, change, value, commit_id, stream, now_ms)
 
@@ -272,6 +290,7 @@ class Group:
         if change.prune is not None:
             session.prune = change.prune
             pruned = change.prune.through
+        session.erase = change.erase or session.erase
         session.state = HeadRow(state.p, rev, first + entry.count, pruned, now_ms, change.head)
         session.value = value
         member.answer = Committed(change.receipt, first if entry.count else 0, True, change.hints)
@@ -286,7 +305,9 @@ class Group:
     def step(session: Session) -> tuple[bool, list[Any]] | None:
         """Arguments of the short statement, where this is all there is to write: one commit, one record or none."""
         base, state = session.base, session.state
-        if base.p is None or len(session.logs) != 1 or len(session.records) > 1 or session.ready or session.prune:
+        if base.p is None or len(session.logs) != 1 or len(session.records) > 1 or session.ready:
+            return None
+        if session.prune is not None or session.erase is not None:
             return None
         first, rev, count, at_ms, commit_id, *rest = session.logs[0]
         arguments: list[Any] = [
@@ -308,6 +329,8 @@ class Group:
         deletes: list[tuple[Any, ...]] = []
         ready: list[tuple[Any, ...]] = []
         unready: list[tuple[Any, ...]] = []
+        erased: list[tuple[Any, ...]] = []
+        kinds: list[tuple[Any, ...]] = []
         prunes: list[tuple[Any, ...]] = []
         for n, (name, session) in enumerate(writers, 1):
             base, state = session.base, session.state
@@ -326,9 +349,15 @@ class Group:
                 else:
                     texts = kind.encode(), item.encode(), row.klass.encode(), row.due_ms, row.value.encode()
                     ready.append((n, *texts))
+            if session.erase is not None:
+                erased.append((n, session.erase.rows))
+                kinds += [(n, kind.encode()) for kind in session.erase.kinds]
             if session.prune is not None:
                 for first, events in session.prune.rows:
                     prunes.append((n, first, events or None, events_sum(events) if events else None))
+        if kinds and not ready:
+            # Named in the statement as what stays.
+            ready.append((0, b"", b"", b"", 0, b""))
         parts: list[str] = ["new"] if any(session.base.p is None for _, session in writers) else []
         arguments: list[Any] = list(map(list, zip(*heads, strict=True)))
         for part, rows in (
@@ -337,6 +366,8 @@ class Group:
             ("deletes", deletes),
             ("ready", ready),
             ("unready", unready),
+            ("erased", erased),
+            ("unready_kinds", kinds),
             ("prunes", prunes),
         ):
             if rows:
@@ -355,4 +386,3 @@ def asked(members: Iterable[Member], remembered: dict[str, HeadRow]) -> Question
             for sent in member.doubts:
                 question.commit(member.partition, sent.first, sent.rev, sent.commit_id)
     return question
-

@@ -16,7 +16,7 @@ from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import HostClosed, Unavailable, Uncertain
 from agentscope_durable.spi.environment import Environment, Thread
 from agentscope_durable.stores.records._postgres_connections import CONNECT_SECONDS, Line, Source
-from agentscope_durable.stores.records._postgres_errors import lost, translate
+from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, translate
 
 __all__ = ["Renewer"]
 
@@ -65,7 +65,7 @@ class Renewer:
             loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*FAULTS):
             asyncio.run_coroutine_threadsafe(self._end(), loop).result(JOIN_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(JOIN_SECONDS)

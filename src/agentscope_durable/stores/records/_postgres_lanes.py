@@ -2,8 +2,8 @@
 
 Rule 1: a Session's changes go through one lane, which has one connection and sends one group after the other; an idle
 lane sends at once. The caller waits beside it, so that its cancellation reaches nothing that is under way.
-Rule 2: a Session that somebody else wrote meanwhile leaves the lane: it is decided again behind its row's lock, which is
-a statement of its own, so that what is read afterwards is what the last holder wrote. Remembered heads and
+Rule 2: a Session that somebody else wrote meanwhile leaves the lane: it is decided again behind its row's lock, which
+is a statement of its own, so that what is read afterwards is what the last holder wrote. Remembered heads and
 compare-and-set alone would starve the slower of two hosts.
 Rule 3: where the connection ended under a statement, the outcome is looked up in the log. A commit that is not there is
 decided again with the same commit id, on the same revision: of the two at most one can happen.
@@ -17,14 +17,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import DurableError, StoreBusy, Uncertain
 from agentscope_durable.spi.record_store import StoreStatistics
 from agentscope_durable.stores.records._postgres_clock import ServerClock
 from agentscope_durable.stores.records._postgres_connections import Line, Source
-from agentscope_durable.stores.records._postgres_errors import lost, one_of_them, raced, translate
+from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, one_of_them, raced, translate
 from agentscope_durable.stores.records._postgres_group import Group, Member, Session, asked
 from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow
 from agentscope_durable.stores.records._postgres_tables import Tables
@@ -260,13 +260,14 @@ class _Lane(_Queue):
 
     async def carry(self, members: list[Member]) -> None:
         location = self.lanes.source.location
+        group = Group()
         for attempt in (1, 2):
             group = Group()
             try:
                 await self.line.connected()
                 await self.decide(group, members, self.lanes.heads.known)
                 break
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - told to the members below
                 for member in members:
                     member.forget()
                 if isinstance(error, DurableError) and not lost(error) and len(members) == 1:
@@ -368,7 +369,7 @@ class _Contended(_Queue):
         lanes.heads.forget(partition)
         try:
             await self.line.connected()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told to the members
             return await self._unreachable(members, error, began)
         group = Group()
         sent = False
@@ -394,7 +395,7 @@ class _Contended(_Queue):
                 await self.line.run("commit", timeout=lanes.patience)
                 _failpoints.hit("store.commit.after")
                 lanes.figures.transactions += 1
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told to the members
             return await self._failed(members, group, error, began, sent=sent)
         again = list(group.later)
         if session.stale:
@@ -413,15 +414,23 @@ class _Contended(_Queue):
         admitted: list[Member] = []
         for member in members:
             session = group.sessions[member.partition]
-            found = [
-                sent
-                for sent in member.doubts
-                if (member.partition, sent.first, sent.rev, sent.commit_id) in answer.commits
-            ]
-            if found:
+            found = erased = None
+            for sent in member.doubts:
+                place = (member.partition, sent.first, sent.rev, sent.commit_id)
+                there, oldest = answer.commits.get(place, (False, None))
+                if there:
+                    found = sent
+                elif session.base.rev >= sent.rev and (oldest is None or oldest > sent.rev):
+                    erased = sent
+            if found is not None:
                 member.forget()
-                member.answer = found[0].answer
+                member.answer = found.answer
                 self.lanes.tell(member)
+                continue
+            if erased is not None:
+                self.end(
+                    [member], Uncertain("the commit", reason="its answer was lost, and that part of the log is gone")
+                )
                 continue
             if session.base.rev > max((sent.base for sent in member.doubts), default=-1):
                 member.doubts.clear()
@@ -452,7 +461,7 @@ class _Contended(_Queue):
         if lost(error):
             await self.line.drop()
             return await self._unreachable(left, error, began)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*FAULTS):
             await self.line.run("rollback", timeout=lanes.patience)
         if sent and not _by_the_server(error):
             return await self._unreachable(left, error, began)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
 from agentscope_durable.contracts.records import SessionHead, decode
@@ -27,7 +27,7 @@ _CLOCK, _HEAD, _KEY, _RANGE, _OWNER, _LOG, _STREAM, _COMMIT = range(8)
 
 
 class HeadRow(NamedTuple):
-    """A head as stored or about to be. Never changed, only replaced. `p` is None of a Session that is not stored yet."""
+    """A head as stored or about to be. Never changed, only replaced. `p` is None of a Session that is not stored."""
 
     p: int | None
     rev: int
@@ -153,7 +153,8 @@ class Question:
                 answer.streams.setdefault((names[place - 1], stream), []).append(_log_row(row))
             elif part == _COMMIT:
                 place, first, rev, commit_id = commits[n]
-                answer.commits.add((names[place - 1], first, rev, commit_id))
+                # How many there are, and the oldest row of the log that has not been erased.
+                answer.commits[names[place - 1], first, rev, commit_id] = row[2] > 0, row[3]
         answer.sort()
         return answer
 
@@ -169,7 +170,7 @@ class Answer:
         self.leases: dict[str, tuple[int, int, bytes]] = {}
         self.logs: dict[tuple[str, LogRange], list[LogRow]] = {}
         self.streams: dict[tuple[str, StreamRange], list[LogRow]] = {}
-        self.commits: set[tuple[str, int, int, bytes]] = set()
+        self.commits: dict[tuple[str, int, int, bytes], tuple[bool, int | None]] = {}
 
     def sort(self) -> None:
         """The parts of one statement come in no promised order."""
@@ -184,8 +185,7 @@ class Answer:
         found = self.heads.get(partition)
         if found is None:
             return NEW
-        *numbers, value = found
-        p, rev, next_seq, pruned, at_ms = cast("list[int]", numbers)
+        p, rev, next_seq, pruned, at_ms, value = found
         return HeadRow(p, rev, next_seq, pruned, at_ms, decode(SessionHead, value, key=partition))
 
     def owner(self, owner: str) -> OwnerLease:

@@ -63,7 +63,7 @@ async def create(connection: Any, tables: Tables, location: str) -> None:
             await _check_format(connection, tables, location)
         for statement in tables.create():
             await connection.execute(statement)
-        insert = f"insert into {meta}(key, value) values($1, $2) on conflict(key) do nothing"  # noqa: S608 - ours
+        insert = f"insert into {meta}(key, value) values($1, $2) on conflict(key) do nothing"
         await connection.execute(insert, "format", str(STORAGE_FORMAT))
         await connection.execute(insert, "revision", STORAGE_REVISION)
         await _check_columns(connection, tables, location)

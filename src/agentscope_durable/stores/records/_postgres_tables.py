@@ -1,11 +1,11 @@
 """The tables of the PostgreSQL store and every statement about them.
 
-Rule 1: names, keys and the like are bytea: the UTF-8 of a text. A text of PostgreSQL holds no NUL, and is compared by the
-rules of some language; bytes are compared as code points are, in every database.
-Rule 2: whatever a change writes hangs on the head it was decided on: a row of `durable_head` whose revision is still the
-one that was read. A change that lost the race writes nothing at all, not even a number.
-Rule 3: a statement that changes several Sessions passes over heads that somebody else holds, instead of waiting for them:
-so two of them never wait for each other, and a host that stands still keeps nobody else waiting.
+Rule 1: names, keys and the like are bytea: the UTF-8 of a text. A text of PostgreSQL holds no NUL, and is compared by
+the rules of some language; bytes are compared as code points are, in every database.
+Rule 2: whatever a change writes hangs on the head it was decided on: a row of `durable_head` whose revision is still
+the one that was read. A change that lost the race writes nothing at all, not even a number.
+Rule 3: a statement that writes passes over heads that somebody else holds, instead of waiting for them: so two of them
+never wait for each other, and a host that stands still keeps nobody else waiting.
 Rule 4: `clock_timestamp()`, never `now()`: a transaction may have waited since it began.
 """
 
@@ -55,10 +55,10 @@ class Tables:
         # ---------------------------------------------------------------- single readings
 
         self.watermarks = f"""select coalesce(h.next_seq - 1, 0) from unnest($1::bytea[]) with ordinality i(name, n)
-            left join {t["head"]} h on h.name=i.name order by i.n"""  # noqa: S608 - here and below: names we quoted
-        self.sessions = f"select name from {t['head']} where name>=$1 and name<$2 order by name limit $3"  # noqa: S608
+            left join {t["head"]} h on h.name=i.name order by i.n"""
+        self.sessions = f"select name from {t['head']} where name>=$1 and name<$2 order by name limit $3"
         self.holders = f"""select h.name from {t["rec"]} r join {t["head"]} h on h.p=r.p
-            where r.key=$1 and r.{_FOUND.replace(" and key", " and r.key")} order by h.name limit $2"""  # noqa: S608
+            where r.key=$1 and r.{_FOUND.replace(" and key", " and r.key")} order by h.name limit $2"""
         self.ready = f"""with now as materialized (select greatest({CLOCK_MS}, $3) as ms)
             (select h.name, y.item, y.value, y.due_ms, now.ms from now, {t["ready"]} y join {t["head"]} h on h.p=y.p
             where y.kind=$1 and y.klass=$2 and y.due_ms<=now.ms and y.due_ms>=$4 and (y.due_ms, y.p, y.item)>
@@ -66,40 +66,40 @@ class Tables:
             order by y.due_ms, y.p, y.item limit $7)
             union all
             (select null, null, null, (select due_ms from {t["ready"]}
-                where kind=$1 and klass=$2 and due_ms>now.ms order by due_ms limit 1), now.ms from now)"""  # noqa: S608
+                where kind=$1 and klass=$2 and due_ms>now.ms order by due_ms limit 1), now.ms from now)"""
         self.ready_classes = f"""with recursive c(klass, n) as (
             (select klass, 1 from {t["ready"]} where kind=$1 and klass>=$2 and klass<$3 order by klass limit 1)
             union all
             select (select y.klass from {t["ready"]} y where y.kind=$1 and y.klass>c.klass and y.klass<$3
                 order by y.klass limit 1), c.n + 1 from c where c.klass is not null and c.n<$4)
-            select klass from c where klass is not null order by klass"""  # noqa: S608
+            select klass from c where klass is not null order by klass"""
         self.ready_of = f"""select y.kind, y.klass, y.due_ms, y.item, y.value from {t["ready"]} y
-            join {t["head"]} h on h.p=y.p where h.name=$1 and y.kind=any($2::bytea[]) order by y.kind, y.item"""  # noqa: S608
+            join {t["head"]} h on h.p=y.p where h.name=$1 and y.kind=any($2::bytea[]) order by y.kind, y.item"""
         self.owners = f"""select name, renewed_ms, lease_ms, value, {CLOCK_MS} from {t["owner"]}
-            where name>$1 order by name limit $2"""  # noqa: S608
+            where name>$1 order by name limit $2"""
         self.measure = f"""select octet_length(h.value),
             (select count(*) from {t["log"]} l where l.p=h.p),
             (select coalesce(sum(coalesce(octet_length(events), 0) + coalesce(octet_length(private), 0)
                 + coalesce(octet_length(journal), 0)), 0) from {t["log"]} l where l.p=h.p)::bigint,
             (select count(*) from {t["rec"]} r where r.p=h.p),
             (select coalesce(sum(octet_length(key) + octet_length(value)), 0) from {t["rec"]} r where r.p=h.p)::bigint
-            from {t["head"]} h where h.name=$1"""  # noqa: S608
+            from {t["head"]} h where h.name=$1"""
         sizes = " + ".join(f"pg_total_relation_size('{name}'::regclass)" for name in t.values())
-        self.stored_bytes = f"select {sizes}"  # noqa: S608
+        self.stored_bytes = f"select {sizes}"
 
         # ---------------------------------------------------------------- leases
 
         self.renew = f"""insert into {t["owner"]}(name, renewed_ms, lease_ms, value) values($1, {CLOCK_MS}, $2, $3)
-            on conflict(name) do update set renewed_ms={CLOCK_MS}, lease_ms=excluded.lease_ms, value=excluded.value"""  # noqa: S608
-        self.release = f"delete from {t['owner']} where name=$1"  # noqa: S608
+            on conflict(name) do update set renewed_ms={CLOCK_MS}, lease_ms=excluded.lease_ms, value=excluded.value"""
+        self.release = f"delete from {t['owner']} where name=$1"
         self.forget = f"""with gone as (delete from {t["owner"]} where name=$1
                 and renewed_ms + lease_ms + $3 <= {CLOCK_MS}
                 and not exists(select from {t["ready"]} where kind=any($2::bytea[]) and klass=$1) returning 1)
-            select exists(select from gone) or not exists(select from {t["owner"]} where name=$1)"""  # noqa: S608
+            select exists(select from gone) or not exists(select from {t["owner"]} where name=$1)"""
 
         # ---------------------------------------------------------------- a contended Session
 
-        self.lock = f"select p from {t['head']} where name=$1 for no key update"  # noqa: S608
+        self.lock = f"select p from {t['head']} where name=$1 for no key update"
 
     # -------------------------------------------------------------------- one moment of some Sessions
 
@@ -124,19 +124,19 @@ class Tables:
             "keys": (
                 ("int[]", "bytea[]"),
                 f"""select 2, g.o, {_numbers()}, r.value, {_bytes(4)} from unnest({{}}) with ordinality g(n, key, o)
-                join hd on hd.n=g.n join {t["rec"]} r on r.p=hd.p and r.key=g.key""",  # noqa: S608
+                join hd on hd.n=g.n join {t["rec"]} r on r.p=hd.p and r.key=g.key""",
             ),
             "ranges": (
                 ("int[]", "bytea[]", "bytea[]", "int[]"),
                 f"""select 3, g.o, {_numbers()}, r.key, r.value, {_bytes(3)}
                 from unnest({{}}) with ordinality g(n, low, high, most, o) join hd on hd.n=g.n
                 cross join lateral (select key, value from {t["rec"]} where p=hd.p and key>=g.low and key<g.high
-                    order by key limit g.most) r""",  # noqa: S608
+                    order by key limit g.most) r""",
             ),
             "owners": (
                 ("bytea[]",),
                 f"""select 4, g.o, r.renewed_ms, r.lease_ms, {_numbers(3)}, r.value, {_bytes(4)}
-                from unnest({{}}) with ordinality g(name, o) join {t["owner"]} r on r.name=g.name""",  # noqa: S608
+                from unnest({{}}) with ordinality g(name, o) join {t["owner"]} r on r.name=g.name""",
             ),
             "logs": (
                 ("int[]", "bigint[]", "bigint[]", "int[]", "bool[]", "bool[]", "bool[]"),
@@ -146,33 +146,35 @@ class Tables:
                     and events is not null and first + count>g.after + 1 and first<=g.through and first>=coalesce(
                         (select first from {t["log"]} where p=hd.p and first<=g.after + 1 and count>0
                         order by first desc, rev desc limit 1), 0)
-                    order by first, rev limit g.most) l""",  # noqa: S608
+                    order by first, rev limit g.most) l""",
             ),
             "streams": (
                 ("int[]", "bytea[]", "bigint[]", "bigint[]", "int[]", "bool[]", "bool[]", "bool[]"),
                 f"""select 6, g.o, {row}, {bodies}
                 from unnest({{}}) with ordinality g(n, stream, low, high, most, events, private, journal, o)
                 join hd on hd.n=g.n cross join lateral (select * from {t["log"]} where p=hd.p and stream=g.stream
-                    and at>=g.low and at<=g.high order by at, rev limit g.most) l""",  # noqa: S608
+                    and at>=g.low and at<=g.high order by at, rev limit g.most) l""",
             ),
             "commits": (
                 ("int[]", "bigint[]", "bigint[]", "bytea[]"),
-                f"""select 7, g.o, {_numbers()}, {_bytes(5)}
-                from unnest({{}}) with ordinality g(n, first, rev, commit_id, o) join hd on hd.n=g.n
-                join {t["log"]} l on l.p=hd.p and l.first=g.first and l.rev=g.rev and l.commit_id=g.commit_id""",  # noqa: S608
+                f"""select 7, g.o, (select count(*) from {t["log"]} l where l.p=hd.p and l.first=g.first
+                    and l.rev=g.rev and l.commit_id=g.commit_id),
+                    (select rev from {t["log"]} l where l.p=hd.p order by first, rev limit 1),
+                    {_numbers(3)}, {_bytes(5)}
+                from unnest({{}}) with ordinality g(n, first, rev, commit_id, o) join hd on hd.n=g.n""",
             ),
         }
         number = 2
         selects = [
             f"select 0, 0::bigint, {CLOCK_MS}, {_numbers(4)}, {_bytes(5)}",
-            f"select 1, n, p, rev, next_seq, pruned, at_ms, value, {_bytes(4)} from hd",  # noqa: S608
+            f"select 1, n, p, rev, next_seq, pruned, at_ms, value, {_bytes(4)} from hd",
         ]
         for part in parts:
             types, select = available[part]
             selects.append(select.format(", ".join(f"${number + i}::{kind}" for i, kind in enumerate(types))))
             number += len(types)
         return (
-            f"with hd as materialized (select i.n, h.* from unnest($1::bytea[]) with ordinality i(name, n) "  # noqa: S608
+            f"with hd as materialized (select i.n, h.* from unnest($1::bytea[]) with ordinality i(name, n) "
             f"join {t['head']} h on h.name=i.name) " + " union all ".join(selects)
         )
 
@@ -185,7 +187,7 @@ class Tables:
             t = self.names
             put = (
                 f""", r as (insert into {t["rec"]}(p, key, value) select p, $18, $19 from h
-                on conflict(p, key) do update set value=excluded.value)"""  # noqa: S608
+                on conflict(p, key) do update set value=excluded.value)"""
                 if record
                 else ""
             )
@@ -193,9 +195,10 @@ class Tables:
                     for no key update skip locked),
                 h as (update {t["head"]} x set rev=$3, next_seq=$4, pruned=$5, at_ms=$6, value=$7 from k
                     where x.p=k.p returning x.p),
-                l as (insert into {t["log"]}(p, first, rev, count, at_ms, commit_id, stream, at, events, private, journal,
-                    events_sum, rest_sum) select p, $8, $3, $9, $6, $10, $11, $12, $13, $14, $15, $16, $17 from h){put}
-                select 1, p, {CLOCK_MS} from h"""  # noqa: S608
+                l as (insert into {t["log"]}(p, first, rev, count, at_ms, commit_id, stream, at, events, private,
+                    journal, events_sum, rest_sum)
+                    select p, $8, $3, $9, $6, $10, $11, $12, $13, $14, $15, $16, $17 from h){put}
+                select 1, p, {CLOCK_MS} from h"""
         return text
 
     def group(self, parts: tuple[str, ...]) -> str:
@@ -207,6 +210,7 @@ class Tables:
 
     def _group(self, parts: tuple[str, ...]) -> str:
         t = self.names
+        kept = "and not exists(select from e where e.p=x.p and e.first=x.first)" if "erased" in parts else ""
         available: dict[str, tuple[tuple[str, ...], str]] = {
             "logs": (
                 (
@@ -217,52 +221,67 @@ class Tables:
                     journal, events_sum, rest_sum) select ok.p, g.first, g.rev, g.count, g.at_ms, g.commit_id, g.stream,
                     g.at, g.events, g.private, g.journal, g.events_sum, g.rest_sum from unnest({{}}) g(n, first, rev,
                     count, at_ms, commit_id, stream, at, events, private, journal, events_sum, rest_sum)
-                    join ok on ok.n=g.n)""",  # noqa: S608
+                    join ok on ok.n=g.n)""",
             ),
             "puts": (
                 ("int[]", "bytea[]", "bytea[]"),
                 f"""r as (insert into {t["rec"]}(p, key, value) select ok.p, g.key, g.value from unnest({{}})
-                    g(n, key, value) join ok on ok.n=g.n on conflict(p, key) do update set value=excluded.value)""",  # noqa: S608
+                    g(n, key, value) join ok on ok.n=g.n on conflict(p, key) do update set value=excluded.value)""",
             ),
             "deletes": (
                 ("int[]", "bytea[]"),
                 f"""d as (delete from {t["rec"]} x using unnest({{}}) g(n, key) join ok on ok.n=g.n
-                    where x.p=ok.p and x.key=g.key)""",  # noqa: S608
+                    where x.p=ok.p and x.key=g.key)""",
             ),
             "ready": (
                 ("int[]", "bytea[]", "bytea[]", "bytea[]", "bigint[]", "bytea[]"),
-                f"""y as (insert into {t["ready"]}(kind, p, item, klass, due_ms, value)
-                    select g.kind, ok.p, g.item, g.klass, g.due_ms, g.value from unnest({{}})
-                    g(n, kind, item, klass, due_ms, value) join ok on ok.n=g.n on conflict(kind, p, item)
-                    do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value)""",  # noqa: S608
+                f"""rw as materialized (select * from unnest({{}}) rw(n, kind, item, klass, due_ms, value)),
+                    y as (insert into {t["ready"]}(kind, p, item, klass, due_ms, value)
+                    select rw.kind, ok.p, rw.item, rw.klass, rw.due_ms, rw.value from rw join ok on ok.n=rw.n
+                    on conflict(kind, p, item)
+                    do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value)""",
             ),
             "unready": (
                 ("int[]", "bytea[]", "bytea[]"),
                 f"""z as (delete from {t["ready"]} x using unnest({{}}) g(n, kind, item) join ok on ok.n=g.n
-                    where x.kind=g.kind and x.p=ok.p and x.item=g.item)""",  # noqa: S608
+                    where x.kind=g.kind and x.p=ok.p and x.item=g.item)""",
+            ),
+            # A row is changed once in a statement: what is erased is not pruned as well, what is written is not erased.
+            "erased": (
+                ("int[]", "int[]"),
+                f"""e as (delete from {t["log"]} x using unnest({{}}) g(n, most) join ok on ok.n=g.n cross join lateral
+                    (select rev, first from {t["log"]} where p=ok.p order by first, rev limit g.most) o
+                    where x.p=ok.p and x.first=o.first and x.rev=o.rev returning x.p, x.first)""",
+            ),
+            "unready_kinds": (
+                ("int[]", "bytea[]"),
+                f"""w as (delete from {t["ready"]} x using unnest({{}}) g(n, kind) join ok on ok.n=g.n
+                    where x.p=ok.p and x.kind=g.kind and not exists(select from rw
+                        where rw.n=g.n and rw.kind=x.kind and rw.item=x.item))""",
             ),
             "prunes": (
                 ("int[]", "bigint[]", "bytea[]", "bigint[]"),
-                f"""e as (update {t["log"]} x set events=g.events, events_sum=g.events_sum from unnest({{}})
+                f"""u as (update {t["log"]} x set events=g.events, events_sum=g.events_sum from unnest({{}})
                     g(n, first, events, events_sum) join ok on ok.n=g.n
-                    where x.p=ok.p and x.first=g.first and x.count>0)""",  # noqa: S608
+                    where x.p=ok.p and x.first=g.first and x.count>0 {kept})""",
             ),
         }
-        heads = "$1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bytea[]"
+        kinds = ("bigint[]", "bytea[]", *["bigint[]"] * 5, "bytea[]")
+        heads = ", ".join(f"${number}::{kind}" for number, kind in enumerate(kinds, 1))
         ctes = [
             f"""i as materialized (select * from unnest({heads}) with ordinality
-                i(p, name, base, rev, next_seq, pruned, at_ms, value, n))""",  # noqa: S608
+                i(p, name, base, rev, next_seq, pruned, at_ms, value, n))""",
             f"""k as materialized (select x.p, i.n from i join {t["head"]} x on x.p=i.p and x.rev=i.base
-                for no key update of x skip locked)""",  # noqa: S608
+                for no key update of x skip locked)""",
             f"""h as (update {t["head"]} x set rev=i.rev, next_seq=i.next_seq, pruned=i.pruned, at_ms=i.at_ms,
-                value=i.value from k join i on i.n=k.n where x.p=k.p returning x.p, i.n)""",  # noqa: S608
+                value=i.value from k join i on i.n=k.n where x.p=k.p returning x.p, i.n)""",
         ]
         won = "select n, p from h"
         if "new" in parts:
             ctes.append(
                 f"""a as (insert into {t["head"]}(name, rev, next_seq, pruned, at_ms, value)
                 select name, rev, next_seq, pruned, at_ms, value from i where base=0 and (select count(*) from h)>=0
-                order by name on conflict(name) do nothing returning p, name)"""  # noqa: S608
+                order by name on conflict(name) do nothing returning p, name)"""
             )
             won += " union all select i.n, a.p from a join i on i.name=a.name"
         ctes.append(f"ok as materialized ({won})")
@@ -273,7 +292,7 @@ class Tables:
             types, cte = available[part]
             ctes.append(cte.format(", ".join(f"${number + i}::{kind}" for i, kind in enumerate(types))))
             number += len(types)
-        return f"with {', '.join(ctes)} select n, p, {CLOCK_MS} from ok"  # noqa: S608
+        return f"with {', '.join(ctes)} select n, p, {CLOCK_MS} from ok"
 
     # -------------------------------------------------------------------- the schema
 
@@ -318,7 +337,9 @@ class Tables:
             "owner": "name, renewed_ms, lease_ms, value",
             "body": "scope, digest, part, content",
         }
-        looks = [f"(select 1 from (select {names} from {self.names[table]} limit 0) x)" for table, names in columns.items()]  # noqa: S608
+        looks = [
+            f"(select 1 from (select {names} from {self.names[table]} limit 0) x)" for table, names in columns.items()
+        ]
         return " union all ".join(looks)
 
 
