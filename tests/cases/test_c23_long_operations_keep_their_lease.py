@@ -217,7 +217,7 @@ def _(world: World, _patch: pytest.MonkeyPatch) -> None:
     world.answer = [Text("half of it, and "), Stall(world.gate.go_on, world.gate.reached), "never"]
 
 
-@kind("agent being made", "HarnessAdapter.run", says="Its host is stopping it.")
+@kind("agent being made", "HarnessAdapter.run")
 def _(world: World, _patch: pytest.MonkeyPatch) -> None:
     def slowly(agents: Agents) -> AgentScopeAdapter:
         async def factory(binding: Any) -> Any:
@@ -263,7 +263,7 @@ def _(world: World, _patch: pytest.MonkeyPatch) -> None:
     world.tools, world.answer = [lambda: tool(act)], [Call("act", id="c1")]
 
 
-@kind("download of a large body", "ObjectStore.get", says="Its host is stopping it.")
+@kind("download of a large body", "ObjectStore.get")
 def _(world: World, patch: pytest.MonkeyPatch) -> None:
     get = FileObjectStore.get
 
@@ -280,13 +280,7 @@ def _(world: World, _patch: pytest.MonkeyPatch) -> None:
     world.hands, world.answer = Hands(world.gate, "execute"), [Call("work", id="c1")]
 
 
-@kind(
-    "question about an execution",
-    "executor.query",
-    "Executor.query",
-    outside=True,
-    says="It was asked to stop and has not confirmed that.",
-)
+@kind("question about an execution", "executor.query", "Executor.query", outside=True)
 def _(world: World, _patch: pytest.MonkeyPatch) -> None:
     world.hands, world.answer = Hands(world.gate, "query"), [Call("work", id="c1")]
 

@@ -234,6 +234,49 @@ async def test_executions_are_bounded_and_a_cancel_still_arrives(hosts: Hosts) -
     assert {tool.state for tool in await turn.list_tools()} == {ExecutionState.CANCELLED}
 
 
+@pytest.mark.case("C23")
+@pytest.mark.parametrize("ends", [True, False], ids=["ends when cancelled", "never ends"])
+async def test_a_query_that_hangs_holds_up_no_cancel(hosts: Hosts, ends: bool) -> None:
+    """There is no room for another call either, and what the query says afterwards is nobody's any more."""
+    asked, let_go, broken_off = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Hangs(Remote):
+        async def query(self, request):
+            self.queried.append(request.execution_id)
+            asked.set()
+            while not let_go.is_set():
+                try:
+                    await let_go.wait()
+                except asyncio.CancelledError:
+                    broken_off.set()
+                    if ends:
+                        raise
+            return Succeeded(value="too late")
+
+        async def cancel(self, request):
+            self.cancelled.append(request.execution_id)
+            return Cancelled("stopped")
+
+    remote = Hangs()
+    runtime = await hosts.open(
+        [external("hands", "work"), final()], executors={"hands": remote}, executor_parallelism=1
+    )
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await asked.wait()
+    await turn.cancel("c1")
+    await turn_is(turn, TurnStatus.CANCELLED)
+    await broken_off.wait()
+    let_go.set()
+    await runtime.close()
+
+    assert remote.queried == remote.cancelled == remote.started
+    assert len(remote.started) == 1
+    observer = (await hosts.open()).get_session(KEY).get_turn(turn.turn_id)
+    (tool,) = await observer.list_tools()
+    assert tool.state is ExecutionState.CANCELLED
+    assert hosts.errors == []
+
+
 @pytest.mark.parametrize(
     ("outcome", "may_query", "expected"),
     [

@@ -21,7 +21,7 @@ from agentscope_durable.contracts.records import CLASS_SEPARATOR, Binding
 from agentscope_durable.runtime.backoff import Backoff
 from agentscope_durable.runtime.classify import ends_the_program
 from agentscope_durable.runtime.host import Host
-from agentscope_durable.runtime.tasks import contained
+from agentscope_durable.spi.contained import contained
 from agentscope_durable.spi.harness import HarnessAdapter
 
 RESOLVED_MAX = 256

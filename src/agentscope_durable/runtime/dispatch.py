@@ -43,7 +43,8 @@ from agentscope_durable.runtime.scheduler import (
     dead_owners,
     forget,
 )
-from agentscope_durable.runtime.tasks import Bell, Tasks, contained
+from agentscope_durable.runtime.tasks import Bell, Tasks
+from agentscope_durable.spi.contained import contained, give_up
 from agentscope_durable.spi.executor import (
     REASON_CHARS_MAX,
     Cancelled,
@@ -79,8 +80,10 @@ class Dispatcher:
         self._routes = list(executors)
         self._bell = Bell()
         self._work = Tasks()
-        self._claiming: set[tuple[str, str]] = set()
+        self._claiming: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._starting: set[tuple[str, str]] = set()
+        self._asking: dict[tuple[str, str], asyncio.Event] = {}
+        """Questions under way; the event breaks one off."""
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._audited_at = host.environment.monotonic()
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
@@ -114,7 +117,7 @@ class Dispatcher:
         clean = True
         async for item in self._rows(keys.READY_RUNNING, self._host.owner, []):
             place = (item.partition, item.item)
-            if place in self._claiming or place in self._starting:
+            if place in self._claiming or self._in_hand(place):
                 clean = False
             elif ending:
                 clean = await self._leave(item) and clean
@@ -186,10 +189,18 @@ class Dispatcher:
         if self._host.closing or place in self._claiming or self._backoff.holds(place):
             return
         # A cancel must reach an execution that is in hand here, even when there is no room for another one.
-        if self._full and place not in self._starting:
+        if self._full and not self._in_hand(place):
             return
-        self._claiming.add(place)
-        self._work.start(self._take(item, dead), name=f"execution {item.item}")
+        self._claiming[place] = self._work.start(self._take(item, dead), name=f"execution {item.item}")
+
+    def _in_hand(self, place: tuple[str, str]) -> bool:
+        """It is being performed or asked for here; only a cancel of it is looked for."""
+        return place in self._starting or place in self._asking
+
+    def _let_go(self, place: tuple[str, str]) -> None:
+        """Let a cancel be claimed, unless the place is another's by now."""
+        if self._claiming.get(place) is asyncio.current_task():
+            del self._claiming[place]
 
     async def _take(self, item: ReadyItem, dead: tuple[str, ...]) -> None:
         place = (item.partition, item.item)
@@ -202,7 +213,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - one call's failure must not stop the others
             self._host.report(error, f"tool call {call_id!r} cannot be handled", route=route, **call.ids)
         finally:
-            self._claiming.discard(place)
+            self._let_go(place)
             if did:
                 self._backoff.done(place)
             else:
@@ -227,12 +238,15 @@ class Dispatcher:
         grant = await self._claim(call, dead)
         if grant.action is ExecutionAction.NOTHING:
             return False
+        if grant.action is ExecutionAction.QUERY and self._in_hand(call.place):
+            # Found on a page that was read before it was taken in hand: it is answered for already.
+            return True
         executor = self._executors[grant.route]
         may_query = executor.capabilities.query
         starts = grant.action is ExecutionAction.START
         if starts:
             self._starting.add(call.place)
-            self._claiming.discard(call.place)
+            self._let_go(call.place)
         try:
             outcome = await self._carry_out(call, grant, executor)
             if outcome is not None:
@@ -245,20 +259,24 @@ class Dispatcher:
         return True
 
     async def _carry_out(self, call: _Call, grant: ExecutionGrant, executor: Executor) -> Outcome | None:
-        """What the executor answers; None when the start in hand here will say more."""
+        """What the executor answers; None when the start or the cancel in hand here will say more."""
         starts = grant.action is ExecutionAction.START
+        request: ExecutionRequest | None = None
+        if grant.action is not ExecutionAction.QUERY:
+            if asking := self._asking.get(call.place):
+                asking.set()
+            try:
+                request = await self._request(call, grant)
+            except DurableError as error:
+                if not starts:
+                    raise
+                self._host.report(error, f"tool call {call.call_id!r} cannot be sent", **call.ids)
+                return Failed(f"the call was not sent: {type(error).__name__}")
         try:
-            request = await self._request(call, grant)
-        except DurableError as error:
-            if not starts:
-                raise
-            self._host.report(error, f"tool call {call.call_id!r} cannot be sent", **call.ids)
-            return Failed(f"the call was not sent: {type(error).__name__}")
-        try:
+            if request is None:
+                return await self._question(call, grant, executor)
             if starts:
                 return await self._ask("executor.start", executor.execute(request))
-            if grant.action is ExecutionAction.QUERY:
-                return await self._ask("executor.query", executor.query(request))
             outcome = await self._ask("executor.cancel", executor.cancel(request))
             return None if isinstance(outcome, Running) and call.place in self._starting else outcome
         except asyncio.CancelledError:
@@ -267,6 +285,26 @@ class Dispatcher:
             left: Outcome = Unknown("the host ended") if starts and not may_query else Running(0.001)
             self._host.tasks.start(self._record(call, grant, left, may_query=may_query), name="leave a tool call")
             raise
+
+    async def _question(self, call: _Call, grant: ExecutionGrant, executor: Executor) -> Outcome | None:
+        """What a query answers; None when a cancel came first, which a query that hangs does not hold up (C23)."""
+
+        async def ask() -> Outcome:
+            request = await self._request(call, grant)
+            return await self._ask("executor.query", executor.query(request))
+
+        broken_off = self._asking[call.place] = asyncio.Event()
+        self._let_go(call.place)
+        cancel = asyncio.create_task(broken_off.wait(), name=f"cancel of {call.call_id}")
+        answer = asyncio.create_task(ask(), name=f"query of {call.call_id}")
+        try:
+            await asyncio.wait({answer, cancel}, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
+        finally:
+            del self._asking[call.place]
+            for one in (cancel, answer):
+                if not one.done():
+                    await give_up(one)
 
     async def _request(self, call: _Call, grant: ExecutionGrant) -> ExecutionRequest:
         arguments: Any = ""

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -59,7 +60,9 @@ from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.runtime.run import LiveRun, load_body, load_journal, load_open_work
-from agentscope_durable.runtime.tasks import Bell, contained, stop
+from agentscope_durable.runtime.tasks import Bell, stop
+from agentscope_durable.spi.boundary import unless_stopped
+from agentscope_durable.spi.contained import contained
 from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, Settlement, SettleStart
 
 WATCH_SPACING = 0.05
@@ -239,7 +242,15 @@ class Runner:
         adapter: HarnessAdapter | None = None
         task = asyncio.current_task()
         try:
-            adapter = await self._begin(run, thread, claimed)
+            # What it begins with may be large and its store slow, and a resolver may take its time: none of it is
+            # worth finishing for a Run that has to end (C23).
+            begun = await unless_stopped(
+                run, partial(self._begin, run, thread, claimed), name=f"begin {claimed.run_id}"
+            )
+            if isinstance(begun, RunEnd):
+                await self._end(run, begun)
+                return True
+            adapter = begun
             while run.ended is None:
                 end = await contained(adapter.run(run), name=f"run {claimed.run_id}")
                 if end is not None and run.ended is None:
@@ -273,8 +284,9 @@ class Runner:
             raise Incompatible(
                 f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
             )
-        view = await self._turn(thread, claimed.turn_id)
         message_id = ids.input_message_id(claimed.turn_id)
+        submitted = await self._input(thread, message_id)
+        view = await self._turn(thread, claimed.turn_id)
         run.begin(
             RunStart(
                 session=thread.session,
@@ -284,7 +296,7 @@ class Runner:
                 fence=claimed.fence,
                 binding=binding,
                 request_id=view.request_id,
-                input=await self._input(thread, message_id),
+                input=submitted,
                 input_message_id=message_id,
                 number=claimed.run_number,
                 resumed_from=claimed.resumed_from,

@@ -2,24 +2,17 @@
 
 Rule 1: a task has an owner that holds it strongly and waits for it. The event loop keeps weak references only, so a
 task that nobody owns may vanish in the middle.
-Rule 2: an application's code is awaited in a task of its own (`contained`), so that nothing it raises, GeneratorExit
-among it, ends the task that has to record it.
-Rule 3: a loop sleeps on a `Bell` with a bound. Ringing makes it sooner; not ringing makes it late, never wrong.
+Rule 2: a loop sleeps on a `Bell` with a bound. Ringing makes it sooner; not ringing makes it late, never wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Coroutine
+from typing import Any
 
+from agentscope_durable.spi.contained import own_tasks
 from agentscope_durable.spi.environment import Environment
-
-T = TypeVar("T")
-
-_awaited_by: WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]] = WeakKeyDictionary()
-"""Who waits for a contained task."""
 
 
 class Tasks:
@@ -33,7 +26,7 @@ class Tasks:
 
     def owns_caller(self) -> bool:
         """Whether the caller runs in one of these tasks."""
-        return not self._tasks.isdisjoint(_own())
+        return not self._tasks.isdisjoint(own_tasks())
 
     def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
@@ -46,7 +39,7 @@ class Tasks:
 
         The caller may be one of them: a tool that closes its own host must not wait for itself (LF-09).
         """
-        others = self._tasks - _own()
+        others = self._tasks - own_tasks()
         if not others:
             return True
         _, running = await asyncio.wait(others, timeout=timeout)
@@ -54,7 +47,7 @@ class Tasks:
 
     def cancel(self) -> None:
         """Ask all to stop, except the caller's own."""
-        for task in self._tasks - _own():
+        for task in self._tasks - own_tasks():
             task.cancel()
 
 
@@ -101,47 +94,3 @@ async def stop(*tasks: asyncio.Future[Any]) -> None:
             _ = task.exception()
     if cancelled is not None:
         raise cancelled
-
-
-async def contained(work: Awaitable[T], *, name: str) -> T:
-    """Await an application's code; what it raises, of any kind, is raised here, and a cancellation reaches it.
-
-    GeneratorExit that such code gets from a task of its own would close whoever awaits the code, up to the first, and
-    what is being closed may await nothing any more. SystemExit that ends a task ends the program.
-    """
-    task = asyncio.create_task(_caught(work), name=name)
-    caller = asyncio.current_task()
-    if caller is not None:
-        _awaited_by[task] = caller
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-    outcome = task.result()
-    if isinstance(outcome, _Raised):
-        raise outcome.error
-    return outcome
-
-
-class _Raised(NamedTuple):
-    error: BaseException
-
-
-async def _caught(work: Awaitable[T]) -> T | _Raised:
-    try:
-        return await work
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        return _Raised(error)
-
-
-def _own() -> set[asyncio.Task[Any]]:
-    """The task of the caller, and those that wait for it."""
-    found: set[asyncio.Task[Any]] = set()
-    task = asyncio.current_task()
-    while task is not None:
-        found.add(task)
-        task = _awaited_by.get(task)
-    return found

@@ -63,11 +63,11 @@ from agentscope_durable.contracts.status import (
     StepStatus,
 )
 from agentscope_durable.domain import ids
+from agentscope_durable.spi.boundary import stopped
 from agentscope_durable.spi.checkpoint import NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import ToolError
 from agentscope_durable.spi.harness import (
-    Abandoned,
     HarnessCapabilities,
     JournalRow,
     OpenWorkView,
@@ -527,16 +527,7 @@ class _Play:
 
     def _boundary(self) -> RunEnd | None:
         """What to do about a control, where the state is stored and nothing is under way."""
-        stop = self._context.stop
-        if stop is not None:
-            match stop.kind:
-                case "cancel":
-                    return RunEnd(kind=RunEndKind.CANCELLED)
-                case "drain":
-                    return RunEnd(kind=RunEndKind.RELEASED)
-                case _:
-                    raise Abandoned
-        return RunEnd(kind=RunEndKind.PAUSED) if self._context.pause_requested else None
+        return stopped(self._context)
 
     async def _act(self, action: Action) -> RunEnd | None:
         """Do one action; what ends the Run, or None to go on."""

@@ -6,7 +6,6 @@ four protected override points of a model class, on a proxy, by which single req
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
@@ -90,7 +89,6 @@ class AgentScopeAdapter:
             policy=options.get("model_call_policy"),
             observer=options.get("model_request_observer"),
             mirror=None if store is None else Mirror(store),
-            left_behind=set[asyncio.Task[None]](),
         )
         if not self._accept_untested:
             warn_if_untested(self._version)

@@ -4,17 +4,19 @@ Rule 1: recovery starts from the state and goes through AgentScope's own loop. N
 here; where it would start a new reply, ask a model again or forget a round, the middlewares put it right.
 Rule 2: why a Run stops is data (C30). A `CancelledError` is what this file sends, or what its caller sends, and never
 read as a reason.
-Rule 3: a drive that was interrupted leaves an agent that nobody uses again. The next Run builds another one from the
+Rule 3: what comes before a drive may take as long as the application's factory, a state store or a large body likes. It
+is broken off at once when the Run has to stop (C23).
+Rule 4: a drive that was interrupted leaves an agent that nobody uses again. The next Run builds another one from the
 last commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterable, Mapping
+import contextvars
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -50,17 +52,17 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, I
 from agentscope_durable.journal.models import ModelCallPolicy, ModelRequestObserver
 from agentscope_durable.journal.position import ExecutionPhase, FinalAnswer
 from agentscope_durable.journal.scheduling import Channels
+from agentscope_durable.spi.boundary import end_of, stopped, unless_stopped
+from agentscope_durable.spi.contained import give_up
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.harness import Abandoned, RunContext, StopCause
 
 __all__ = ["ReplyInterrupted", "Run", "Setup"]
 
+T = TypeVar("T")
+
 DRAIN_SECONDS: Final = 2.0
 """How long a request to a model may go on when the host closes, before it is given up and asked again elsewhere."""
-ABANDON_SECONDS: Final = 1.0
-"""How long an agent that is given up may take to end before it is left behind."""
-
-log = logging.getLogger("agentscope_durable.adapters")
 
 
 class ReplyInterrupted(Unavailable):
@@ -83,7 +85,6 @@ class Setup:
     policy: ModelCallPolicy | None
     observer: ModelRequestObserver | None
     mirror: Mirror | None
-    left_behind: set[asyncio.Task[None]]
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class Run:
         self._schema: Any = None
         self._workspace: DurableWorkspace | None = None
         self._first = True
+        # What a factory sets is seen by the agent it describes, though each is awaited in a task of its own.
+        self._variables = contextvars.copy_context()
 
     async def run(self) -> RunEnd | None:
         """See `HarnessAdapter.run`."""
@@ -117,37 +120,38 @@ class Run:
                 self._workspace.close()
 
     async def _go(self) -> RunEnd | None:
-        stopped = self._stopped()
-        if stopped is not None:
-            return stopped
         try:
-            await self._build(await self._load())
+            broken_off = await self._unless_stopped(self._prepare, "make an agent")
         except WorkspaceGone as gone:
             return RunEnd(kind=RunEndKind.SUSPENDED, operator=str(gone))
+        if broken_off is not None:
+            return broken_off
         while True:
-            stopped = self._stopped()
-            if stopped is not None:
-                return stopped
+            end = stopped(self._context)
+            if end is not None:
+                return end
             if self._ended_before():
                 if await self._finish(self._run.position.final, None):
                     return None
                 self._reopen()
-            drive = await self._next_drive()
+            drive = await self._unless_stopped(self._next_drive, "take in what has come")
             self._first = False
             if drive is None:
                 return RunEnd(kind=RunEndKind.SUSPENDED)
+            if isinstance(drive, RunEnd):
+                return drive
             end, over = await self._drive(drive)
             if over:
                 return end
 
-    def _stopped(self) -> RunEnd | None:
-        """How the Run ends if it has to end here, where everything is committed."""
-        stop = self._context.stop
-        if stop is not None:
-            return _end_of(stop)
-        return RunEnd(kind=RunEndKind.PAUSED) if self._context.pause_requested else None
+    async def _unless_stopped(self, work: Callable[[], Awaitable[T]], what: str) -> T | RunEnd:
+        name = f"{what} {self._context.start.run_id}"
+        return await unless_stopped(self._context, work, name=name, variables=self._variables)
 
     # ------------------------------------------------------------ load
+
+    async def _prepare(self) -> None:
+        await self._build(await self._load())
 
     async def _load(self) -> Native:
         kept = self._context.cache_get()
@@ -402,12 +406,13 @@ class Run:
         """One drive. Returns the end and whether the Run is over; (None, True) when a commit contained the end."""
         run = self._run
         run.reply_end = run.final = None
-        task = asyncio.create_task(self._consume(drive), name=f"agent {run.run_id}")
+        task = asyncio.create_task(self._consume(drive), name=f"agent {run.run_id}", context=self._variables)
         try:
             await self._watch(task)
         except asyncio.CancelledError:
             run.abandon()
-            await self._leave(task)
+            run.interrupted = True
+            _ = await give_up(task)
             raise
         stop = run.stopping
         if run.failure is not None:
@@ -477,19 +482,6 @@ class Run:
         run.interrupted = True
         _ = task.cancel()
 
-    async def _leave(self, task: asyncio.Task[None]) -> None:
-        """Give a drive up. What does not end soon is left behind, and can commit nothing."""
-        run = self._run
-        run.interrupted = True
-        _ = task.cancel()
-        _ = await asyncio.wait({task}, timeout=ABANDON_SECONDS)
-        if not task.done():
-            log.warning("an agent that was given up is still running", extra={"run_id": run.run_id})
-            self._setup.left_behind.add(task)
-            task.add_done_callback(self._setup.left_behind.discard)
-        elif not task.cancelled():
-            _ = task.exception()
-
     async def _raised(self, error: BaseException, stop: StopCause | None) -> tuple[RunEnd | None, bool]:
         """What an exception of the drive means."""
         causes = [cause.reason if isinstance(cause, HaltInTool) else cause for cause in leaves(error)]
@@ -509,7 +501,7 @@ class Run:
         if halts:
             _ = await self._run.flush()
             cause = halts[0].cause
-            return (RunEnd(kind=RunEndKind.PAUSED) if cause is None else _end_of(cause)), True
+            return (RunEnd(kind=RunEndKind.PAUSED) if cause is None else end_of(cause)), True
         open_ids = {block.id for block in unfinished_calls(self._run.state, self._run.name)}
         if all(one.call_id in open_ids for one in lost):
             await self._run.park_lost_tools()
@@ -519,7 +511,7 @@ class Run:
         return RunEnd(kind=RunEndKind.SUSPENDED), True
 
     async def _stopped_by(self, stop: StopCause) -> RunEnd:
-        end = _end_of(stop)
+        end = end_of(stop)
         _ = await self._run.flush()
         return end
 
@@ -577,16 +569,6 @@ class Run:
         start, mirror, native = self._context.start, self._setup.mirror, self._run.native
         if mirror is not None and start.thread_id == MAIN_THREAD_ID and native.based:
             native.mirrored = await mirror.copy(start.session, native.state.model_dump_json())
-
-
-def _end_of(stop: StopCause) -> RunEnd:
-    match stop.kind:
-        case "cancel":
-            return RunEnd(kind=RunEndKind.CANCELLED)
-        case "drain":
-            return RunEnd(kind=RunEndKind.RELEASED)
-        case _:
-            raise Abandoned
 
 
 async def _equip(toolkit: Any, workspace: Any) -> None:
