@@ -64,7 +64,7 @@ THIRD_PARTIES: dict[str, frozenset[str]] = {
     "contracts.schema": frozenset({"msgspec", "rfc8785", "jsonschema"}),
     "testing": frozenset({"pytest"}),
     # A store's file names one driver: see ONE_DRIVER.
-    "stores": frozenset({"apsw", "asyncpg", "boto3", "botocore", "oss2"}),
+    "stores": frozenset({"apsw", "asyncpg", "opendal"}),
     "executors.mcp": frozenset({"mcp"}),
     "transports.http": frozenset({"httpx", "starlette", "uvicorn"}),
     "transports.rocketmq": frozenset({"rocketmq"}),

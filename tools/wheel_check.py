@@ -76,6 +76,11 @@ WITHOUT_EXTRA: dict[str, tuple[str, str, str]] = {
         f"from {PACKAGE}.adapters.agentscope import AgentScopeAdapter\n"
         "AgentScopeAdapter.for_react(lambda binding: None)\n",
     ),
+    "objects": (
+        f"{PACKAGE}.stores.objects.cloud",
+        "S3ObjectStore",
+        f"from {PACKAGE}.stores.objects.cloud import S3ObjectStore\nS3ObjectStore(bucket='b', region='r')\n",
+    ),
     "cli": (f"{PACKAGE}.cli", "main", f"from {PACKAGE}.cli import main\nmain()\n"),
 }
 

@@ -22,6 +22,7 @@ NAMES: frozenset[str] = frozenset(
         "store.renew",
         "store.release",
         "object.put",
+        "object.delete",
         "executor.start",
         "executor.query",
         "executor.cancel",

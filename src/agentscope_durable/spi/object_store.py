@@ -6,7 +6,10 @@ from typing import Protocol
 
 
 class ObjectStore(Protocol):
-    """Keeps immutable bodies by digest, scoped to a Session.
+    """Keeps immutable bodies by name, scoped to a Session.
+
+    A name is the SHA-256 of the content as 64 lower-case hex digits, or that and a tag: "-" and 16 hex digits more. A
+    content that was swept comes back under another tag, so that no removal, however late, meets what came after it.
 
     Promises, each checked by name in the contract suite:
 
@@ -20,18 +23,18 @@ class ObjectStore(Protocol):
     @property
     def persistent(self) -> bool: ...
 
-    async def put(self, partition: str, digest: str, content: bytes) -> None: ...
+    async def put(self, partition: str, name: str, content: bytes) -> None: ...
 
-    async def get(self, partition: str, digest: str) -> bytes: ...
+    async def get(self, partition: str, name: str) -> bytes: ...
 
-    async def exists(self, partition: str, digest: str) -> bool: ...
+    async def exists(self, partition: str, name: str) -> bool: ...
 
-    async def delete(self, partition: str, digest: str) -> None:
+    async def delete(self, partition: str, name: str) -> None:
         """Remove a body; absent is fine. Only the sweep calls this."""
         ...
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
-        """Digests of one Session in order."""
+        """Names of one Session in order."""
         ...
 
     async def close(self) -> None: ...

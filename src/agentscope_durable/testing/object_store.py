@@ -77,6 +77,23 @@ class ObjectStoreContract:
                 await store.put("p", digest, b"other")
             assert await store.get("p", digest) == SMALL
 
+    async def test_immutable_a_content_under_another_tag_is_another_object(self, tmp_path: Path) -> None:
+        """A removal that comes late meets what it was meant for, and nothing that was put since."""
+        digest = object_digest(SMALL)
+        names = [digest, f"{digest}-0123456789abcdef", f"{digest}-fedcba9876543210"]
+        async with self.opened(tmp_path) as store:
+            for name in names:
+                with pytest.raises(DigestMismatch):
+                    await store.put("p", name, b"other")
+                await store.put("p", name, SMALL)
+            assert await store.list("p") == names
+            assert await store.list("p", after=names[0], limit=1) == names[1:2]
+            await store.delete("p", names[1])
+            assert [await store.exists("p", name) for name in names] == [True, False, True]
+            assert await store.get("p", names[2]) == SMALL
+            with pytest.raises(NotFound):
+                await store.get("p", names[1])
+
     async def test_verified_wrong_bytes_are_never_returned(self, tmp_path: Path) -> None:
         digest = object_digest(LARGE)
         for wrong in (b"", LARGE[:-1], LARGE + b"x", b"y" + LARGE[1:]):
@@ -181,7 +198,18 @@ class ObjectStoreContract:
 
     async def test_what_is_no_digest_is_refused(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as store:
-            for digest in ("", "..", "../" + "0" * 61, "0" * 63, "0" * 65, "A" * 64, "g" * 64, "0" * 64 + "\n"):
+            for digest in (
+                "",
+                "..",
+                "../" + "0" * 61,
+                "0" * 63,
+                "0" * 65,
+                "A" * 64,
+                "g" * 64,
+                "0" * 64 + "\n",
+                "0" * 64 + "-",
+                f"{'0' * 64}-{'g' * 16}",
+            ):
                 for ask in (
                     lambda d=digest: store.put("p", d, b""),
                     lambda d=digest: store.get("p", d),

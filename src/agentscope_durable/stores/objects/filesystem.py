@@ -1,4 +1,4 @@
-"""Large bodies as files: `<directory>/<aa>/<hash of the Session>/<digest>`.
+"""Large bodies as files: `<directory>/<aa>/<hash of the Session>/<name>`.
 
 Rule 1: a file appears under its name complete and on the disk, or not at all: written elsewhere, flushed,
 then linked into place. An existing file is never written again.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import HostClosed, NotFound, StoreFull, StoreReadOnly, Unavailable
+from agentscope_durable.contracts.errors import HostClosed, StoreFull, StoreReadOnly, Unavailable
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.stores._disk import sync_directory
-from agentscope_durable.stores.objects._digests import check_digest, check_limit, verify
+from agentscope_durable.stores.objects._names import check_limit, check_name, folder_name, not_found, verify
 
 T = TypeVar("T")
 
@@ -46,32 +45,34 @@ class FileObjectStore:
         self._swept = False
         self._closed = False
 
-    async def put(self, partition: str, digest: str, content: bytes) -> None:
-        check_digest(digest)
-        await self._call(lambda: self._put(partition, digest, content))
+    async def put(self, partition: str, name: str, content: bytes) -> None:
+        check_name(name)
+        await self._call(lambda: self._put(partition, name, content))
 
-    async def get(self, partition: str, digest: str) -> bytes:
-        check_digest(digest)
-        path = self._path(partition, digest)
+    async def get(self, partition: str, name: str) -> bytes:
+        check_name(name)
+        path = self._path(partition, name)
 
         def read() -> bytes:
             try:
-                return verify(digest, path.read_bytes())
+                return verify(name, path.read_bytes())
             except FileNotFoundError:
-                raise NotFound("object", digest) from None
+                raise not_found(name, f"the folder {str(self._directory)!r}") from None
 
         return await self._call(read)
 
-    async def exists(self, partition: str, digest: str) -> bool:
-        check_digest(digest)
-        return await self._call(self._path(partition, digest).is_file)
+    async def exists(self, partition: str, name: str) -> bool:
+        check_name(name)
+        return await self._call(self._path(partition, name).is_file)
 
-    async def delete(self, partition: str, digest: str) -> None:
-        check_digest(digest)
-        path = self._path(partition, digest)
+    async def delete(self, partition: str, name: str) -> None:
+        check_name(name)
+        path = self._path(partition, name)
 
         def remove() -> None:
+            _failpoints.hit("object.delete.before")
             path.unlink(missing_ok=True)
+            _failpoints.hit("object.delete.after")
 
         await self._call(remove)
 
@@ -107,9 +108,9 @@ class FileObjectStore:
     async def close(self) -> None:
         self._closed = True
 
-    def _put(self, partition: str, digest: str, content: bytes) -> None:
-        verify(digest, content)
-        path = self._path(partition, digest)
+    def _put(self, partition: str, name: str, content: bytes) -> None:
+        verify(name, content)
+        path = self._path(partition, name)
         if path.exists():
             # Another process may have linked it a moment ago: its name must be as durable as if we had.
             sync_directory(path.parent)
@@ -143,11 +144,11 @@ class FileObjectStore:
                         os.unlink(entry.path)
 
     def _folder(self, partition: str) -> Path:
-        name = hashlib.sha256(partition.encode()).hexdigest()
-        return self._directory / name[:2] / name
+        folder = folder_name(partition)
+        return self._directory / folder[:2] / folder
 
-    def _path(self, partition: str, digest: str) -> Path:
-        return self._folder(partition) / digest
+    def _path(self, partition: str, name: str) -> Path:
+        return self._folder(partition) / name
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._closed:

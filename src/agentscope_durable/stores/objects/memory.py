@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentscope_durable.contracts.errors import HostClosed, NotFound
-from agentscope_durable.stores.objects._digests import check_digest, check_limit, verify
+from agentscope_durable.contracts.errors import HostClosed
+from agentscope_durable.stores.objects._names import check_limit, check_name, not_found, verify
 
 
 class MemoryObjectStore:
@@ -15,36 +15,36 @@ class MemoryObjectStore:
         self._objects: dict[tuple[str, str], bytes] = {}
         self._closed = False
 
-    async def put(self, partition: str, digest: str, content: bytes) -> None:
-        self._check(digest)
-        self._objects.setdefault((partition, digest), bytes(verify(digest, content)))
+    async def put(self, partition: str, name: str, content: bytes) -> None:
+        self._check(name)
+        self._objects.setdefault((partition, name), bytes(verify(name, content)))
 
-    async def get(self, partition: str, digest: str) -> bytes:
-        self._check(digest)
-        content = self._objects.get((partition, digest))
+    async def get(self, partition: str, name: str) -> bytes:
+        self._check(name)
+        content = self._objects.get((partition, name))
         if content is None:
-            raise NotFound("object", digest)
-        return verify(digest, content)
+            raise not_found(name, "this process's memory")
+        return verify(name, content)
 
-    async def exists(self, partition: str, digest: str) -> bool:
-        self._check(digest)
-        return (partition, digest) in self._objects
+    async def exists(self, partition: str, name: str) -> bool:
+        self._check(name)
+        return (partition, name) in self._objects
 
-    async def delete(self, partition: str, digest: str) -> None:
-        self._check(digest)
-        self._objects.pop((partition, digest), None)
+    async def delete(self, partition: str, name: str) -> None:
+        self._check(name)
+        self._objects.pop((partition, name), None)
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
         self._check(None)
         check_limit(limit)
-        found = sorted(digest for owner, digest in self._objects if owner == partition and digest > after)
+        found = sorted(name for owner, name in self._objects if owner == partition and name > after)
         return found[:limit]
 
     async def close(self) -> None:
         self._closed = True
 
-    def _check(self, digest: str | None) -> None:
+    def _check(self, name: str | None) -> None:
         if self._closed:
             raise HostClosed("object store")
-        if digest is not None:
-            check_digest(digest)
+        if name is not None:
+            check_name(name)
