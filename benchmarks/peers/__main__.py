@@ -4,8 +4,8 @@
 
 Each system is at its fastest durable setting, in processes of its own, with a database of its own; what it has set is
 read back and printed. Rounds are interleaved, so that all meet the same weather; the table has medians, and ratios of
-ours to each of the others. Then all of it again with 1 ms added to every flush (`slow_flush.c`): in the processes that use
-SQLite, and in the PostgreSQL server.
+ours to each of the others. Then all of it again with 1 ms added to every flush (`slow_flush.c`): in the processes that
+use SQLite, and in the PostgreSQL server.
 """
 
 from __future__ import annotations

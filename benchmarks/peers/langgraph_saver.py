@@ -1,4 +1,4 @@
-"""The workload on LangGraph with its SQLite or PostgreSQL saver: a graph whose one node makes a step, `durability="sync"`.
+"""The workload on LangGraph with its SQLite or PostgreSQL saver: a graph of one node, `durability="sync"`.
 
 Variants: `sync` and `async` savers; `delta` keeps the messages in a DeltaChannel, its answer to a state that grows.
 Nobody resumes a thread by itself: after a crash the caller must know the thread ids and invoke each again.

@@ -15,7 +15,7 @@ import msgspec
 from agentscope_durable import DurableRuntime, Harness, LocalBackend, SessionKey
 from agentscope_durable.contracts.commands import CommitStep, MessageOut, RunEnd, RunEndKind
 from agentscope_durable.contracts.journal import Base, Block, CheckpointRow, Field, JournalBatch, MessageMeta
-from agentscope_durable.contracts.records import StepFact
+from agentscope_durable.contracts.log import StepFact
 from agentscope_durable.contracts.status import StepPhase, StepStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.spi.harness import HarnessCapabilities, RunContext, SettleContext, Settlement

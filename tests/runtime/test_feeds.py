@@ -152,6 +152,47 @@ async def test_a_wait_has_nothing_decoded_but_ends(hosts: Hosts) -> None:
     assert {question.types for question in asked if question.limit > 1} == {("turn.status",)}
 
 
+@pytest.mark.spec("ST-10")
+async def test_who_waits_for_an_end_is_not_woken_by_steps_and_who_streams_is(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    api = await hosts.open(backend=counted, poll_interval=60.0)
+    gates = Gates()
+    script = [Stall(gate="a"), *(say(f"word {number}") for number in range(20)), Stall(gate="b"), final("ok")]
+    brain = await hosts.open(ScriptedHarness(script, gates=gates))
+    session = await brain.create_session(KEY, "agent")
+    turn = await session.submit("r1", "go")
+    waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
+    await gates.reached("a")
+    await until(lambda: counted.asked["GetTurn"] == 2)
+    await _quiet(counted)
+    before = counted.asked.copy()
+    gates.open("a")
+    await gates.reached("b")
+    await _quiet(counted)
+    assert counted.asked == before
+
+    # A stream of the same Session begins in between: it is told every fact, and the wait still ends.
+    stream = api.get_session(KEY).get_turn(turn.turn_id).stream_events()
+    facts = asyncio.create_task(_until_completed(stream))
+    await _quiet(counted)
+    gates.open("b")
+    assert str(await waiting) == "ok"
+    assert (await facts)[-1].event.type == "turn.status"
+    await stream.aclose()
+
+
+async def _until_completed(stream: Any) -> list[Committed]:
+    facts: list[Committed] = []
+    async with asyncio.timeout(SECONDS):
+        while not (facts and facts[-1].event.type == "turn.status" and _ended(facts[-1])):
+            facts.append(await anext(stream))
+    return facts
+
+
+def _ended(fact: Committed) -> bool:
+    return TurnStatus(fact.event.data["turn"]["status"]).terminal
+
+
 async def test_who_does_not_read_for_long_reads_on_from_the_store(hosts: Hosts) -> None:
     brain = await hosts.open([final()], start=False)
     session = await brain.create_session(KEY, "agent")

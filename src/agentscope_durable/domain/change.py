@@ -45,6 +45,11 @@ def session_hint(partition: str) -> str:
     return "s:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+def ends_hint(partition: str) -> str:
+    """Hint key of a Session for those who only wait for the ends of its Turns: not of the steps in between."""
+    return "e:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
 def turn_hint(partition: str, turn_id: str) -> str:
     """Hint key of one Turn: what was said of it, and not of the others of its Session."""
     return "t:" + blake2b(f"{partition}\x00{turn_id}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
@@ -210,6 +215,8 @@ class Draft:
         if not _visibly_differs(before, after):
             return after
         after = replace(after, revision=before.revision + 1, updated_ms=self.now_ms)
+        if after.status.terminal:
+            self._hints[ends_hint(keys.partition(self.session))] = None
         if after.recovery != before.recovery and after.recovery is not None:
             self.emit(
                 "turn.recovery",
@@ -312,4 +319,4 @@ def begin(view: View, session: SessionKey, seed: bytes, now_ms: int) -> Draft:
     return Draft(view, session, seed, now_ms, head)
 
 
-__all__ = ["Draft", "begin", "ready_hint", "session_hint", "turn_hint"]
+__all__ = ["Draft", "begin", "ends_hint", "ready_hint", "session_hint", "turn_hint"]

@@ -1,7 +1,8 @@
 """One look at a Session for everybody of this runtime who watches it.
 
 Rule 1: a commit is read and decoded once, however many streams, subscriptions and waits there are, and told to those
-alone whose Thread or Turn it concerns. Who only waits for the ends of Turns has nothing else decoded.
+alone whose Thread or Turn it concerns. Who only waits for the ends of Turns is woken by nothing else, and has nothing
+else decoded.
 Rule 2: one question in `poll_interval` tells which of all watched Sessions have moved; hints make it sooner (ST-10). An
 idle watcher costs memory and nothing else.
 Rule 3: a feed is a shortcut and never the only way. Whom it cannot serve, because they are behind or because reading
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 from agentscope_durable.contracts import keys
@@ -23,7 +24,7 @@ from agentscope_durable.contracts.events import Committed, EventFilter, EventPag
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.questions import ListEvents, Watermarks
 from agentscope_durable.contracts.status import TurnStatus
-from agentscope_durable.domain.change import session_hint
+from agentscope_durable.domain.change import ends_hint, session_hint
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.replay import PAGE
 from agentscope_durable.runtime.tasks import Bell, Tasks, stop
@@ -91,6 +92,9 @@ class Feed:
             return False
         if self._position is None:
             self._position = position
+        if not self._watchers:
+            # From now on every commit counts, and not the ends of Turns alone.
+            self._bell.ring()
         self._watchers.setdefault(_scope(narrow), {})[watcher] = None
         return True
 
@@ -139,10 +143,18 @@ class Feed:
     async def run(self) -> None:
         """Read whenever it is rung, until cancelled."""
         try:
-            hint = session_hint(keys.partition(self.session))
-            async with ringing(self._wakeups, frozenset({hint}), self._bell):
+            partition = keys.partition(self.session)
+            every, ends = frozenset({session_hint(partition)}), frozenset({ends_hint(partition)})
+            hears_every = False
+            async with ringing(self._wakeups, ends, self._bell), AsyncExitStack() as more:
                 while True:
                     await self._bell.wait(self._environment, None)
+                    if hears_every is not bool(self._watchers):
+                        hears_every = not hears_every
+                        if hears_every:
+                            await more.enter_async_context(ringing(self._wakeups, every, self._bell))
+                        else:
+                            await more.aclose()
                     await self._turn()
         finally:
             self.end()
