@@ -80,7 +80,7 @@ async def test_a_host_that_was_killed_ends_with_1_until_another_takes_over(tmp_p
         assert (finding["check"], finding["severity"]) == ("hosts", "trouble")
         assert "No damage was found, and somebody has to do something." in (await typed("doctor", code=1)).out
         [turn] = (await typed("turns", spell(KILL_KEY), "--json")).json["items"]
-        assert ", lease valid, renewed " in (await typed("turn", turn["turnId"])).out, "valid says nothing of the host"
+        assert ", NOT ALIVE, fence " in (await typed("turn", turn["turnId"])).out
         assert finding["problem"] == "it is dead and still owns 1 Thread"
         folder.open("g")
         second = await folder.host()

@@ -136,6 +136,30 @@ async def test_a_waiting_host_takes_over_from_a_killed_one_at_once(folder: Folde
         assert (await turn.status()).recovery is None
 
 
+@pytest.mark.spec("RC-01")
+async def test_whoever_asks_learns_at_once_that_a_host_was_killed(folder: Folder) -> None:
+    """The lease lasts an hour, and nobody is there to take over: the status and the watchdog say so all the same."""
+    folder.open("work")
+    host = await folder.host(hang=True)
+    await folder.reached("g")
+    async with folder.turn() as (turn, operations):
+        before = await turn.status()
+        assert before.lease is not None and before.lease.alive and before.waiting_on == ()
+        assert (await operations.watchdog(0)).owned == 1
+        host.kill()
+        await ended(host)
+
+        view = await turn.status()
+        assert view.lease is not None and not view.lease.alive
+        assert (view.status, view.lease.owner, view.lease.fence) == (
+            TurnStatus.RUNNING,
+            before.lease.owner,
+            before.lease.fence,
+        )
+        assert [waiting.kind for waiting in view.waiting_on] == [WaitKind.HOST]
+        assert ((await operations.watchdog(0)).owned, (await operations.watchdog(0)).unclaimed) == (0, 1)
+
+
 @pytest.mark.spec("RC-01", "BE-23")
 async def test_without_the_lock_the_lease_alone_rules(folder: Folder) -> None:
     folder.open("work")

@@ -13,6 +13,7 @@ from agentscope_durable.contracts.errors import NotFound
 from agentscope_durable.contracts.explanation import Explanation, Reason
 from agentscope_durable.contracts.status import Actor, TurnStatus, WaitKind
 from agentscope_durable.contracts.status import ReasonKind as R
+from agentscope_durable.runtime.definitions import Definition
 from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import ExecutorCapabilities, Succeeded, Unknown
@@ -165,10 +166,32 @@ async def test_no_living_host_has_the_definition_it_is_pinned_to(hosts: Hosts) -
 
     assert row.id == "agent@v1"
     assert "agent@v1 (state scripted-1)" in row.text and f"{living.owner}: agent@v2" in row.text
-    assert "Start a host that has agent@v1" in row.next_action
+    assert row.next_action == (
+        "Start a host that has agent@v1 (state scripted-1) registered; the Turn waits as long as it takes."
+    )
+    [waiting] = (await turn.status()).waiting_on
+    assert (waiting.id, waiting.next_action) == (row.id, row.next_action), "a status says the same"
     assert [(host.owner, host.serves, host.definitions) for host in explanation.hosts] == [
         (living.owner, False, ("agent@v2",))
     ]
+
+
+@pytest.mark.spec("DX-03", "PT-10")
+async def test_a_living_host_has_the_definition_and_keeps_its_state_in_another_format(hosts: Hosts) -> None:
+    api = await hosts.open(definitions=[Definition("agent", "v1", "agentscope-thread-journal-v99")])
+    turn = await (await api.create_session(KEY, "agent")).submit("r1", "go")
+    living = await hosts.open([final()])
+
+    _, [row] = await explained(turn, R.DEFINITION_MISSING)
+
+    assert "agent@v1 (state agentscope-thread-journal-v99), which no living host has" in row.text
+    assert f"{living.owner}: agent@v1 (state scripted-1)" in row.text
+    assert row.next_action == (
+        "Start a host that has agent@v1 (state agentscope-thread-journal-v99) registered, with the release of its"
+        " adapter that reads this state: the living ones have agent@v1 with state scripted-1."
+    )
+    [waiting] = (await turn.status()).waiting_on
+    assert (waiting.id, waiting.next_action) == (row.id, row.next_action)
 
 
 async def test_the_only_host_that_has_it_is_draining(hosts: Hosts) -> None:

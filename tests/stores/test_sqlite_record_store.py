@@ -1024,6 +1024,8 @@ async def test_a_killed_host_is_known_to_be_dead_at_once(tmp_path: Path) -> None
         polite.communicate(b"\n")
         # The lease of the killed one still runs; its lock says more. Of the other nothing is known but the lease.
         assert await store.dead_owners() == ["killed"]
+        assert await store.dead_owners(("withheld", "killed", "me", "Living:1")) == ["killed"]
+        assert await store.dead_owners(("withheld", "me")) == []
         assert {lease.owner for lease in await store.owners() if lease.alive} == {
             "Living:1",
             "killed",

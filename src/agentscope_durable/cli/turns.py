@@ -82,9 +82,9 @@ def show_turn(screen: Console, view: TurnView) -> None:
     lease = view.lease
     owner = None
     if lease is not None:
-        # Valid, and not alive: the lease of a host that was killed is valid for a while. `explain` knows of the host.
-        valid = "valid" if lease.alive else "EXPIRED"
-        owner = f"{lease.owner}, fence {lease.fence}, lease {valid}, renewed {lasting(lease.age_ms)} ago"
+        # Not that it is gone: a host that was only frozen comes back, unless another one has taken over.
+        alive = "alive" if lease.alive else "NOT ALIVE"
+        owner = f"{lease.owner}, {alive}, fence {lease.fence}, lease renewed {lasting(lease.age_ms)} ago"
     recovery = view.recovery
     failures = None
     if recovery is not None:

@@ -113,7 +113,7 @@ class LeaseView(View, frozen=True):
     Attributes:
         owner: identity of the host.
         age_ms: since its last renewal.
-        alive: whether the lease is still valid by the store's clock.
+        alive: the lease is valid by the store's clock, and the owner is not known to be dead (D14).
     """
 
     owner: str

@@ -37,9 +37,8 @@ NEXT_ACTION: Final[dict[WaitKind, str]] = {
     WaitKind.RETRY: "Wait until it is tried again; cancel to stop trying.",
     WaitKind.OPERATOR: "Look at the Turn and release it, or cancel it.",
     WaitKind.HOST: "Start a host that serves this definition, or wait until one has room.",
-    WaitKind.DEFINITION_MISSING: "Start a host that has this definition registered.",
 }
-"""What a person can do about each reason, in one sentence."""
+"""What a person can do about each reason, in one sentence. Of a missing definition `domain/unclaimed` says more."""
 
 _SIGNAL_OR_TIME: Final = "Send a signal with this key, or wait until its time has passed."
 _SETTLEMENT: Final = "Wait until the Turn's effects are looked at again; then it ends."

@@ -155,8 +155,12 @@ class RecordStore(Protocol):
         """Remove the owner's lease; it counts as expired at once."""
         ...
 
-    async def dead_owners(self) -> list[str]:
-        """Owners known to be gone before their lease expires (D14); [] where that cannot be known."""
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
+        """Owners known to be gone before their lease expires (D14); [] where that cannot be known.
+
+        Args:
+            among: these alone are looked at, whether they have a lease or not, and nothing is read for it.
+        """
         ...
 
     async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:

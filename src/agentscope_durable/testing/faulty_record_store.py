@@ -165,9 +165,9 @@ class FaultyRecordStore:
         if plan is not None:
             raise plan.error()
 
-    async def dead_owners(self) -> list[str]:
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
         plan = self._before("dead_owners")
-        answer = await self.inner.dead_owners()
+        answer = await self.inner.dead_owners(among)
         if plan is not None:
             raise plan.error()
         return answer

@@ -664,6 +664,7 @@ class RecordStoreContract:
             store.renew("host-1", 10_000, b"")
             assert [lease.owner for lease in await store.owners()] == ["host-1"]
             assert await store.dead_owners() == []
+            assert await store.dead_owners(("host-1", "nobody")) == []
 
             await store.release("host-1")
             store.announce("host-2")

@@ -74,6 +74,13 @@ class Reader:
         active = head_of(records, session).threads.get(thread_id)
         return records, None if active is None else records.owners.get(active.owner)
 
+    async def alive(self, lease: OwnerLease) -> bool:
+        """Whether the owner is, as far as the store can know: a lease runs on after `kill -9`, its lock does not (D14).
+
+        Nothing is looked at where the lease has run out, and one owner's lock where it has not.
+        """
+        return lease.alive and not await self.records.dead_owners((lease.owner,))
+
     async def all_under(self, session: SessionKey, prefix: str) -> list[tuple[str, bytes]]:
         """Every record under a prefix, page by page."""
         found: list[tuple[str, bytes]] = []

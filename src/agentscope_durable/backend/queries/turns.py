@@ -12,11 +12,12 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey, TurnKey
 from agentscope_durable.contracts.records import Binding, ThreadRecord, TurnRecord, TurnRef, decode
-from agentscope_durable.contracts.results import NOTICE_VERSION, HostNotice, read_notice
+from agentscope_durable.contracts.results import HostNotice, read_notice
 from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.contracts.views import LeaseView, Page, TurnView, Waiting
 from agentscope_durable.domain.turn import due_ms
 from agentscope_durable.domain.turn_view import NEXT_ACTION, turn_view
+from agentscope_durable.domain.unclaimed import get_definition, get_writer, spoken
 from agentscope_durable.spi.record_store import OwnerLease, Range, Reads, Records
 
 __all__ = ["find_turn", "get_turn", "host_notice", "list_turns", "turn_view_now"]
@@ -77,13 +78,12 @@ async def turn_view_now(
     active = active_of(records, turn)
     state = turn.state if active is None else active.turn
     view = turn_view(session, turn, state)
+    alive = False
     if active is not None and lease is not None:
-        view = replace(
-            view,
-            lease=LeaseView(owner=active.owner, fence=active.fence, age_ms=lease.age_ms, alive=lease.alive),
-        )
+        alive = await reader.alive(lease)
+        view = replace(view, lease=LeaseView(owner=active.owner, fence=active.fence, age_ms=lease.age_ms, alive=alive))
     due = due_ms(state)
-    unclaimed = active is None or lease is None or not lease.alive
+    unclaimed = not alive
     if thread.current == turn.turn_id and unclaimed and due is not None and due <= records.now_ms:
         writer = thread.writer if active is None else active.writer or thread.writer
         waiting = await _unclaimed(
@@ -96,17 +96,17 @@ async def turn_view_now(
 async def _unclaimed(reader: Reader, binding: Binding, writer: str, *, since_ms: int) -> Waiting:
     """Why nobody has taken a Turn that could run: no host there is has its definition, none reads the state of
     the `writer` it is in flight with (D21), or none has come to it."""
-    alive = [host_notice(owner) for owner in await reader.records.owners() if owner.alive]
+    dead = set(await reader.records.dead_owners())
+    owners = await reader.records.owners()
+    alive = [host_notice(owner) for owner in owners if owner.alive and owner.owner not in dead]
     serving = [notice for notice in alive if notice.serves(binding.ready_class, binding.harness)]
-    name = f"{binding.harness}@{binding.definition_version}"
+    name = spoken(binding)
     if serving and writer and all(writer in notice.refused for notice in serving):
-        action = f"Start a host whose agent library is version {writer}, which wrote the state of this Turn."
-        return Waiting(kind=WaitKind.DEFINITION_MISSING, id=f"{name} ({writer})", since_ms=since_ms, next_action=action)
-    kind = WaitKind.DEFINITION_MISSING if alive and not serving else WaitKind.HOST
-    action = NEXT_ACTION[kind]
-    foreign = sorted({notice.version for notice in alive} - {NOTICE_VERSION})
-    if foreign:
-        action += f" A host tells what it serves in version {foreign[-1]}; this release reads version {NOTICE_VERSION}."
+        kind, name, action = WaitKind.DEFINITION_MISSING, f"{name} ({writer})", get_writer(binding, writer)
+    elif alive and not serving:
+        kind, action = WaitKind.DEFINITION_MISSING, get_definition(binding, alive)
+    else:
+        kind, action = WaitKind.HOST, NEXT_ACTION[WaitKind.HOST]
     return Waiting(kind=kind, id=name, since_ms=since_ms, next_action=action)
 
 

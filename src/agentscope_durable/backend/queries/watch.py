@@ -104,6 +104,6 @@ async def _stall(reader: Reader, item: ReadyItem, *, owned: bool) -> StallView |
         age_ms=max(0, records.now_ms - since_ms),
         owner=None if active is None else active.owner,
         fence=0 if active is None else active.fence,
-        alive=owned and records.owners[item.klass].alive,
+        alive=owned and await reader.alive(records.owners[item.klass]),
         requesting=active is not None and bool(active.run.models),
     )

@@ -13,6 +13,7 @@ from agentscope_durable.contracts.records import (
 )
 from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.views import TurnView
+from agentscope_durable.domain.unclaimed import spoken
 
 __all__ = ["Facts", "HostFacts"]
 
@@ -78,8 +79,7 @@ class Facts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The definition's version, as people say it."""
-        return f"{self.thread.binding.harness}@{self.thread.binding.definition_version}"
+        return spoken(self.thread.binding)
 
     @property
     def owner(self) -> HostFacts | None:

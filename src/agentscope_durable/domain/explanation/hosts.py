@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from agentscope_durable.contracts.explanation import HOSTS_SHOWN_MAX, HostView, Reason
 from agentscope_durable.contracts.records import CLASS_SEPARATOR, RunState
@@ -10,6 +11,7 @@ from agentscope_durable.contracts.status import Actor, ReasonKind
 from agentscope_durable.domain.explanation.facts import Facts, HostFacts
 from agentscope_durable.domain.explanation.words import ago, lasting, named
 from agentscope_durable.domain.turn import due_ms
+from agentscope_durable.domain.unclaimed import get_definition, get_writer
 
 __all__ = ["host_views", "owner_gone", "running", "unclaimed"]
 
@@ -107,13 +109,13 @@ def _no_host(facts: Facts, since: int) -> Reason:
 
 def _definition_missing(facts: Facts, there: list[HostFacts], since: int) -> Reason:
     binding = facts.thread.binding
-    served = named(f"{host.owner}: {', '.join(_definitions(host)) or 'no definition'}" for host in there)
+    served = named(f"{host.owner}: {', '.join(_beside(facts, host)) or 'no definition'}" for host in there)
     return Reason(
         kind=ReasonKind.DEFINITION_MISSING,
         text=(
             f"It is pinned to {facts.name} (state {binding.state_version}), which no living host has. Living: {served}."
         ),
-        next_action=f"Start a host that has {facts.name} registered; the Turn waits as long as it takes.",
+        next_action=get_definition(binding, (host.notice for host in there)),
         actor=Actor.OPERATOR,
         id=facts.name,
         since_ms=since,
@@ -129,7 +131,7 @@ def _not_taken(facts: Facts, serving: list[HostFacts], since: int) -> Reason:
     if not able:
         kind, actor, who = ReasonKind.WRITER_MISSING, Actor.OPERATOR, facts.name
         text = f"Its state was written by {writer}, which no living host with {facts.name} reads."
-        action = f"Start a host whose agent library is version {writer}."
+        action = get_writer(facts.thread.binding, writer)
     elif facts.session_full:
         kind = ReasonKind.HOSTS_FULL
         text = "Its Session has as many Threads under way as it may have."
@@ -152,6 +154,12 @@ def _not_taken(facts: Facts, serving: list[HostFacts], since: int) -> Reason:
 
 def _full(host: HostFacts) -> bool:
     return host.holds is not None and 0 < host.notice.parallelism <= host.holds
+
+
+def _beside(facts: Facts, host: HostFacts) -> Iterator[str]:
+    """What it has; of the version that is missing, in which state."""
+    for klass, name in zip_longest(host.notice.classes, _definitions(host), fillvalue=""):
+        yield f"{name} (state {klass.rpartition(CLASS_SEPARATOR)[2]})" if name == facts.name else name
 
 
 def _definitions(host: HostFacts) -> tuple[str, ...]:

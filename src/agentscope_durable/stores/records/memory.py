@@ -290,7 +290,7 @@ class MemoryRecordStore:
         with self._open():
             self._leases.pop(owner, None)
 
-    async def dead_owners(self) -> list[str]:
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
         with self._open():
             return []
 

@@ -214,7 +214,7 @@ class PostgresRecordStore:
     async def release(self, owner: str) -> None:
         await self._change(self._tables.release, encoded(owner, "owner"))
 
-    async def dead_owners(self) -> list[str]:
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
         self._check()
         return []
 

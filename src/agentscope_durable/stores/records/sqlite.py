@@ -253,8 +253,10 @@ class SqliteRecordStore(SqliteReadings):
             return StoreReadOnly(location)
         return Unavailable(f"the folder of the hosts' locks {location!r} cannot be used: {error.strerror}")
 
-    async def dead_owners(self) -> list[str]:
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
         def look(reader: Reader) -> list[str]:
+            if among is not None:
+                return self._locks.dead(among)
             if self._sweeps:
                 # Once for each host that starts.
                 self._sweeps = False

@@ -120,8 +120,10 @@ class SqliteReadOnlyStore(SqliteReadings):
         stored_bytes = await self._ask(lambda _: self._file.stored_bytes())
         return StoreStatistics(0, 0, 0, 0, 0, 0, stored_bytes)
 
-    async def dead_owners(self) -> list[str]:
-        return await self._ask(lambda reader: self._locks.dead(reader.owner_names()))
+    async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
+        if among is None:
+            return await self._ask(lambda reader: self._locks.dead(reader.owner_names()))
+        return await self._environment.call_in_thread(lambda: self._locks.dead(among))
 
     async def close(self) -> None:
         self._closed = True
