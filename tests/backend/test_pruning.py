@@ -156,7 +156,7 @@ async def rich(world: World) -> str:
 # ---- what stays ----
 
 
-@pytest.mark.spec("EV-19", "PR-04", "PR-14", "EV-22")
+@pytest.mark.spec("EV-19", "PR-04", "PR-14")
 @pytest.mark.case("C69")
 async def test_every_answer_but_the_replay_is_as_it_was(world: World) -> None:
     await rich(world)

@@ -942,7 +942,7 @@ async def calls(world: World, turn: str, run: int = 1, limit: int = 100, step_id
     )
 
 
-@pytest.mark.spec("RT-08", "RT-09", "RT-44", "RT-45")
+@pytest.mark.spec("RT-08", "RT-09", "RT-44")
 async def test_each_invocation_is_a_run_of_its_own(world: World) -> None:
     turn = await world.submit()
     await world.claim()

@@ -263,7 +263,7 @@ def test_the_current_turn_of_a_thread_is_the_oldest_unfinished_one() -> None:
 # ---- messages ----
 
 
-@pytest.mark.spec("PR-11", "PR-12", "PR-18", "EV-17", "EV-18")
+@pytest.mark.spec("PR-11", "PR-18", "EV-17", "EV-18")
 def test_a_message_that_is_completed_again_keeps_its_place_and_takes_the_new_text() -> None:
     line = Timeline()
     line.message("main", "t1", "m1", "first", "run1")
@@ -280,6 +280,18 @@ def test_a_message_that_is_completed_again_keeps_its_place_and_takes_the_new_tex
         ("m2", "second", 2),
     ]
     assert (history[0].attempt, history[0].revision, history[0].created_at_ms) == (2, 2, 1001)
+
+
+@pytest.mark.spec("PR-12")
+def test_messages_in_any_order_are_the_history_by_their_sequence() -> None:
+    line = Timeline()
+    for number in range(5):
+        line.message("main", "t1", f"m{number}", str(number), "run1")
+    projection = fold(line.events).projection
+    shuffled = {name: projection.messages[name] for name in ("m3", "m0", "m4", "m2", "m1")}
+
+    assert replace(projection, messages=shuffled).history() == projection.history()
+    assert [message.text for message in projection.history()] == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.spec("EV-14", "MG-06")

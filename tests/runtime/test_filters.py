@@ -141,7 +141,7 @@ async def test_an_empty_page_moves_on_and_the_watermark_says_when_all_is_read(ho
     assert (found, empty > 0) == (expected, True)
 
 
-@pytest.mark.spec("FI-09", "EV-17", "PR-09")
+@pytest.mark.spec("FI-09")
 async def test_a_runs_snapshot_forgets_what_a_later_run_has_taken_over(hosts: Hosts) -> None:
     runtime = await hosts.open([say("one"), approval("pay"), final("{results}")])
     session = await runtime.create_session(KEY, "agent")

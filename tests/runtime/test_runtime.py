@@ -165,7 +165,7 @@ async def test_sessions_are_listed_by_namespace(hosts: Hosts) -> None:
     assert seen == ["s0", "s1", "s2", "s3", "s4"]
 
 
-@pytest.mark.spec("RT-17", "RT-18", "RT-19", "RT-20")
+@pytest.mark.spec("RT-18", "RT-19", "RT-20")
 async def test_the_handles_have_their_operations(hosts: Hosts) -> None:
     runtime = await hosts.open([final()], start=False)
     session = await runtime.create_session(KEY, "agent")

@@ -254,6 +254,25 @@ async def test_a_harness_agent_without_a_workspace_is_refused(tmp_path: Path) ->
 # ------------------------------------------------------------ the journal
 
 
+@pytest.mark.spec("RT-45")
+async def test_a_run_has_one_id_in_the_journal_and_for_everybody(tmp_path: Path) -> None:
+    agents = Agents(tmp_path, ["done", "done again"])
+    stage = await agents.stage()
+    turns = [await stage.submit(f"r{number}", "go") for number in range(2)]
+    for turn in turns:
+        assert (await stage.play(turn)).status == "COMPLETED"
+
+    named = {JournalEventType.RUN_START: [], JournalEventType.RUN_END: []}
+    for _, batch in await stage.batches():
+        for entry in batch.entries:
+            if entry.type in named:
+                named[entry.type].append(msgspec.json.decode(entry.payload)["run"])
+    runs = [run.run_id for turn in turns for run in await stage.runs(turn)]
+    assert len(runs) == 2
+    assert named[JournalEventType.RUN_START] == runs
+    assert named[JournalEventType.RUN_END] == runs
+
+
 @pytest.mark.spec("TJ-27", "TJ-29", "TJ-30", "TJ-32", "TJ-33", "TP-01", "TP-04")
 async def test_state_and_facts_of_a_commit_stand_together(tmp_path: Path) -> None:
     async def look() -> str:

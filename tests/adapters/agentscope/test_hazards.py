@@ -390,7 +390,7 @@ async def test_11_an_error_inside_a_batch_is_classified_by_its_cause(tmp_path: P
     assert adapter.classify(KeyError("x")) is None
 
 
-@pytest.mark.spec("AS-28", "EV-11")
+@pytest.mark.spec("AS-28")
 async def test_12_half_an_answer_does_not_stay_after_a_cancel(tmp_path: Path) -> None:
     reached = asyncio.Event()
     agents = Agents(tmp_path, [[Text("half of "), Stall(reached=reached), Text("it")], "next turn"])

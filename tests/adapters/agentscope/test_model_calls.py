@@ -15,11 +15,14 @@ import httpx
 import openai
 from agentscope.agent import ContextConfig, ModelConfig
 from agentscope.credential import CredentialBase
-from agentscope.message import TextBlock
+from agentscope.message import DataBlock, TextBlock, URLSource
 from agentscope.middleware import MiddlewareBase
 from agentscope.model import ChatModelBase, ChatResponse, ChatUsage
 
+from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import LimitExceeded, Unavailable
+from agentscope_durable.contracts.messages import Image, Url
+from agentscope_durable.contracts.messages import Text as Said
 from agentscope_durable.contracts.status import ModelObservation, ModelPurpose, ModelStatus
 from agentscope_durable.spi.harness import Abandoned
 from agentscope_durable.testing.scripted_model import (
@@ -400,7 +403,37 @@ async def test_nobody_looks_so_nothing_is_shown(tmp_path: Path) -> None:
     assert stage.contexts[0].previews == []
 
 
-@pytest.mark.spec("EV-15", "EV-18")
+@pytest.mark.spec("EV-14", "MG-02")
+async def test_a_picture_in_the_answer_is_in_its_event_the_snapshot_and_the_result(tmp_path: Path) -> None:
+    class Illustrated(MiddlewareBase):
+        async def on_model_call(self, agent: Any, input_kwargs: Any, next_handler: Any) -> Any:
+            answer = await next_handler(**input_kwargs)
+
+            async def chunks() -> AsyncIterator[Any]:
+                async for chunk in answer:
+                    if chunk.is_last:
+                        picture = URLSource(url="https://example.org/a.png", media_type="image/png")
+                        chunk.content = [*chunk.content, DataBlock(source=picture)]
+                    yield chunk
+
+            return chunks()
+
+    agents = Agents(tmp_path, ["see"], middlewares=lambda: [Illustrated()])
+    stage = await agents.stage()
+    turn = await stage.submit("r1", "go")
+    assert (await stage.play(turn)).status == "COMPLETED"
+
+    [*_, told] = of_type(await stage.events(), "message.completed")
+    source = {"type": "url", "url": "https://example.org/a.png", "mediaType": "image/png"}
+    assert told.data["content"] == [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
+    snapshot = await stage.ask(q.GetSnapshot(session=stage.session))
+    message = snapshot.projection.messages[told.data["messageId"]]
+    assert message.content == (Said("see"), Image(Url("https://example.org/a.png", "image/png")))
+    result = snapshot.projection.turns[turn].result
+    assert result is not None and result.message_id == message.id
+
+
+@pytest.mark.spec("EV-15")
 async def test_each_round_is_a_message_of_its_own(tmp_path: Path) -> None:
     async def act() -> str:
         return "acted"
