@@ -186,6 +186,27 @@ async def test_a_path_that_is_no_file_here_is_refused_and_the_agent_is_told_why(
     assert list(await stage.files()) == ["workspace/dir/file"]
 
 
+@pytest.mark.parametrize("character", ["\0", "\ud800"])
+async def test_a_path_that_no_disk_can_have_is_denied_and_the_turn_goes_on(tmp_path: Path, character: str) -> None:
+    """AgentScope's permission check asks the machine's disk, which raises for it."""
+    path = f"{ROOT}/a{character}b"
+    desk = Desk(
+        tmp_path,
+        Call("Write", {"file_path": path, "content": "x"}, id="w"),
+        Call("Read", {"file_path": path}, id="r"),
+        Call("Glob", {"pattern": "*", "path": path}, id="g"),
+        Call("Edit", {"file_path": path, "old_string": "x", "new_string": "y"}, id="e"),
+    )
+    stage = await desk.stage()
+
+    told = await play(stage)
+
+    # What only looks is not asked about, and finds nothing.
+    assert [state for state, _ in told] == ["denied", "error", "error", "denied"], told
+    assert all(f"U+{ord(character):04X}" in told[number][1] for number in (0, 3)), told
+    assert await stage.files() == {}
+
+
 async def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async def look(files: RemoteFilesystem) -> None:
         with pytest.raises(ToolError, match=str(ENTRY_BYTES_MAX)):

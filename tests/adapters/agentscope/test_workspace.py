@@ -295,6 +295,13 @@ async def test_what_is_no_value_no_version_and_no_cursor_is_refused(tmp_path: Pa
         for limit in (0, 1001, True, "5"):
             with pytest.raises(InvalidRequest):
                 await ws.search(NS, limit=limit)  # type: ignore[arg-type]
+        for namespace in (["one"], ["two"]):
+            for key in "ab":
+                await ws.put(namespace, key, 1)
+        further = (await ws.entries(["one"], limit=1)).cursor
+        assert [entry.key for entry in await ws.entries(["one"], cursor=further)] == ["b"]
+        with pytest.raises(InvalidCursor, match="another namespace"):
+            await ws.entries(["two"], cursor=further)
         with pytest.raises(TooLarge) as caught:
             await ws.put(NS, "a", "x" * ENTRY_BYTES_MAX)
         assert caught.value.limit_bytes == ENTRY_BYTES_MAX

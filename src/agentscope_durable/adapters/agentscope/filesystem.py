@@ -14,6 +14,7 @@ import base64
 import binascii
 import fnmatch
 import posixpath
+import re
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +40,8 @@ NO_COMMANDS: Final = (
     "durable files run no commands, and {command!r} is one: use the tools Read, Write, Edit and Glob on them; for a "
     "shell give the agent a tool that is bound to a route, whose executor has a machine or a sandbox"
 )
+
+_ON_NO_DISK = re.compile("[\x00\ud800-\udfff]")
 
 
 class RemoteFilesystem:
@@ -313,7 +316,23 @@ def _backend_class() -> Any:
 @cache
 def _tool_classes() -> tuple[Any, ...]:
     from agentscope.message import TextBlock, ToolResultState
+    from agentscope.permission import PermissionBehavior, PermissionDecision
     from agentscope.tool import Edit, Glob, Read, ToolChunk, Write
+
+    class Checked:
+        """AgentScope asks the machine's own disk about a path before it asks a person, and the disk raises for one that
+        no disk can have. Such a path is denied with its reason: the agent goes on, and nobody is asked."""
+
+        async def check_permissions(self, tool_input: dict[str, Any], context: Any) -> Any:
+            refused = _no_path(tool_input)
+            if refused is not None:
+                return PermissionDecision(behavior=PermissionBehavior.DENY, message=refused)
+            return await super().check_permissions(tool_input, context)  # pyright: ignore[reportAttributeAccessIssue]
+
+        async def match_rule(self, rule_content: Any, tool_input: dict[str, Any]) -> bool:
+            if _no_path(tool_input) is not None:
+                return False
+            return await super().match_rule(rule_content, tool_input)  # pyright: ignore[reportAttributeAccessIssue]
 
     class DurableGlob(Glob):
         """Finds durable files by their paths; the newest first."""
@@ -339,6 +358,15 @@ def _tool_classes() -> tuple[Any, ...]:
 
     def replayed(tool: Any) -> Any:
         # All it does is in the workspace, which is committed with its result or not at all.
-        return type(tool.__name__, (tool,), {REPLAY_RULE: ReplayRule.SAFE})
+        return type(tool.__name__, (Checked, tool), {REPLAY_RULE: ReplayRule.SAFE})
 
     return replayed(Read), replayed(Write), replayed(Edit), replayed(DurableGlob)
+
+
+def _no_path(tool_input: dict[str, Any]) -> str | None:
+    """Why what a call names could be no file on any disk; None if it could be one."""
+    path = tool_input.get("file_path") or tool_input.get("path")
+    found = _ON_NO_DISK.search(path) if isinstance(path, str) else None
+    if found is None:
+        return None
+    return f"a path must not contain U+{ord(found.group()):04X} (character {found.start()})"

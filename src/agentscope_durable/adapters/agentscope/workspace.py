@@ -198,6 +198,8 @@ class DurableWorkspace:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
             raise InvalidRequest(f"a limit is a whole number from 1 to {PAGE_MAX}", path="limit")
         under, after = check_namespace(namespace), _after(cursor)
+        if after and after[: len(under)] != under:
+            raise InvalidCursor("this is a cursor of another namespace", path="cursor")
         found: list[WorkspaceEntry] = []
         async for entry in self._merged(under, after, limit + 1, self._place()):
             if len(found) == limit:
