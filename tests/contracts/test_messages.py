@@ -50,7 +50,7 @@ def test_a_string_is_an_input_of_one_text() -> None:
 
 @pytest.mark.case("C63")
 @pytest.mark.parametrize(
-    "text", ["", "a\x00b", "\uffff", "\U0001f469\u200d\U0001f680", "e\u0301", "\u202e", "x" * 2**20]
+    "text", [" \n.", "a\x00b", "\uffff", "\U0001f469\u200d\U0001f680", "e\u0301", "\u202e", "x" * 2**20]
 )
 def test_unusual_text_is_admitted_exactly(text: str) -> None:
     admitted = as_input(text)
@@ -127,6 +127,21 @@ def test_no_content_is_refused() -> None:
 
 @pytest.mark.spec("MG-08")
 @pytest.mark.parametrize(
+    "blank", ["", " ", "\t\r\n", "\u00a0\u3000", Input("1", [Text(""), Text("\n")])], ids=lambda value: repr(value)[:20]
+)
+def test_nothing_but_white_space_is_no_content(blank: Any) -> None:
+    refusal = refusal_of(blank)
+    assert (refusal.path, "says nothing" in refusal.reason) == ("$.content", True)
+
+
+def test_media_needs_no_words() -> None:
+    picture = Image(Url("https://example.org/a.png", "image/png"))
+    assert as_input(Input("1", [Text(""), picture])).content == (Text(""), picture)
+    assert as_input(" a\n").content == (Text(" a\n"),), "what was said is not changed"
+
+
+@pytest.mark.spec("MG-08")
+@pytest.mark.parametrize(
     "data", ["", "a", "ab", "abc", "abc=d", "ab==cd==", "a b=", "YWJj\n", "YWJ-", "====", "\u00e9\u00e9==", "YWJj="]
 )
 def test_base64_that_does_not_decode_is_refused(data: str) -> None:
@@ -175,7 +190,7 @@ def test_a_wire_form_that_is_not_exactly_an_input_is_refused_with_its_path(docum
 
 
 def test_an_input_beyond_its_bound_is_refused_with_both_sizes() -> None:
-    fits = "x" * (INPUT_BYTES_MAX - len(msgspec.json.encode(as_input(""))))
+    fits = "x" * (INPUT_BYTES_MAX - len(msgspec.json.encode(as_input("."))) + 1)
     as_input(fits)
 
     with pytest.raises(TooLarge) as caught:

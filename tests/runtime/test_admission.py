@@ -282,6 +282,7 @@ async def test_the_order_of_keys_is_no_difference(hosts: Hosts) -> None:
         ("r" * 257, "a"),
         (1, "a"),
         ("r1", ""),
+        ("r1", " \n"),
         ("r1", 5),
         ("r1", Input("2", [Text("a")])),
         ("r1", Input("1", [])),
@@ -296,15 +297,18 @@ async def test_a_bad_request_is_refused_before_anything_is_sent(hosts: Hosts, re
     runtime = await hosts.open([final()], start=False)
     session = await runtime.create_session(KEY, "agent")
     before = len(await all_events(session))
-    if (request_id, given) == ("r1", ""):
-        # Empty text is text.
-        await session.submit(request_id, given)
-        return
     with pytest.raises((InvalidRequest, TooLarge)):
         await session.submit(request_id, given)
 
     assert len(await all_events(session)) == before
     assert len(await session.list_turns()) == 0
+    turn = await session.submit("r0", "a")
+    before = len(await all_events(session))
+    for add in (turn.steer, turn.inject):
+        # One rule for all that people say.
+        with pytest.raises((InvalidRequest, TooLarge)):
+            await add(request_id, given)
+    assert len(await all_events(session)) == before
 
 
 @pytest.mark.spec("AD-25", "RT-22")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentscope_durable.assembly import MemoryBackend
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.checkpoint import position_of, stream_position
 from agentscope_durable.contracts.errors import (
     Closed,
     Conflict,
@@ -19,6 +20,7 @@ from agentscope_durable.contracts.errors import (
     HasHistory,
     HostClosed,
     Incompatible,
+    InvalidCursor,
     InvalidRequest,
     Misuse,
     NoCheckpointCodec,
@@ -102,6 +104,10 @@ async def test_settled_positions_are_listed_in_order_page_by_page(hosts: Hosts) 
         assert page.cursor == (after if len(found) < 4 else None)
     assert tuple(found) == everything.items
     assert (await thread.checkpoints(after)).items == ()
+    # One that a store has given that was put back from an older copy since.
+    ahead = position_of(thread.key, stream_position(thread.key, after) + 1)
+    error = await refused(thread.checkpoints(ahead), InvalidCursor)
+    assert (error.path, error.reason) == ("after", "this position is ahead of the thread")
 
 
 async def test_a_thread_without_a_turn_has_no_position(hosts: Hosts) -> None:
@@ -405,6 +411,21 @@ async def test_a_version_that_a_resolver_makes_needs_no_codec(hosts: Hosts) -> N
     runtime = await hosts.open(harnesses=[HarnessResolver("agent", make)], start=False)
     restored = await runtime.get_session(KEY).main_thread().restore(first, second, "restore")
     assert (restored.settled, [one.definition_version for one in asked]) == (SettledBy.RESTORED, ["v1"])
+
+
+@pytest.mark.spec("CK-03", "RT-34")
+async def test_a_version_that_was_declined_a_moment_ago_is_asked_for_again(hosts: Hosts) -> None:
+    """A host that looks for work asks after half a minute; who restores or forks waits for an answer now."""
+    session = await conversation(await hosts.open(SCRIPT), "a", "b")
+    first, second = await positions(session.main_thread())
+    made: list[Any] = [None, ScriptedHarness(SCRIPT)]
+    runtime = await hosts.open(harnesses=[HarnessResolver("agent", lambda _: made[0])], start=False)
+    thread = runtime.get_session(KEY).main_thread()
+
+    for _ in range(2):
+        await refused(thread.restore(first, second, "restore"), NoCheckpointCodec)
+    made.pop(0)
+    assert (await thread.restore(first, second, "restore")).settled is SettledBy.RESTORED
 
 
 async def test_two_who_need_a_version_that_is_being_made_both_get_it(hosts: Hosts) -> None:

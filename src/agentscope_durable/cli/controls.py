@@ -98,7 +98,7 @@ class Given(NamedTuple):
         """The input.
 
         Raises:
-            InvalidRequest: none or several were given, it is empty or no UTF-8, or no JSON object with `--document`.
+            InvalidRequest: none or several were given, it is blank or no UTF-8, or no JSON object with `--document`.
             TooLarge: more than an input may have.
         """
         if (self.text is None) == (self.file is None):
@@ -109,7 +109,7 @@ class Given(NamedTuple):
             text = _decoded(sys.stdin.buffer.read(_BYTES_MAX + 1), "standard input")
         else:
             text = self.text or ""
-        if not text:
+        if not text.strip():
             # A pipe that broke, a variable that was not set: nobody means a task of no words.
             raise InvalidRequest("there is nothing to say", path="TEXT")
         if not self.document:

@@ -250,8 +250,9 @@ def as_input(given: str | Input | Mapping[str, JsonValue]) -> Input:
         given: text, an Input, or an input in its wire form (a dict with version and content).
 
     Raises:
-        InvalidRequest: another type (a native message, say), another version, no content, a part or source that is not
-            one of this module, base64 that does not decode, a lone surrogate. `path` names the place.
+        InvalidRequest: another type (a native message, say), another version, no content or nothing but white space, a
+            part or source that is not one of this module, base64 that does not decode, a lone surrogate. `path` names
+            the place.
         TooLarge: more than INPUT_BYTES_MAX bytes as JSON.
     """
     if isinstance(given, str):
@@ -277,6 +278,9 @@ def as_input(given: str | Input | Mapping[str, JsonValue]) -> Input:
             _check_source(part.source, f"{path}.source")
         else:
             raise InvalidRequest(f"a part is a Text, Image, Audio or Video, not {_name(part)}", path=path)
+    if all(isinstance(part, Text) and not part.text.strip() for part in given.content):
+        # A model refuses it, and would refuse the conversation that contains it from then on.
+        raise InvalidRequest("it says nothing: there is no text but white space, and no media", path="$.content")
     size_bytes = len(msgspec.json.encode(given))
     if size_bytes > INPUT_BYTES_MAX:
         raise TooLarge("input", size_bytes=size_bytes, limit_bytes=INPUT_BYTES_MAX)

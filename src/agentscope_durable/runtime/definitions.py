@@ -194,6 +194,11 @@ class Harnesses:
             await asyncio.wait({asked})
         return await self.find(binding)
 
+    async def made_now(self, binding: Binding) -> HarnessAdapter | None:
+        """As `made`; a version that was declined of late is asked for again, because somebody waits for the answer."""
+        self._declined.done(binding.ready_class)
+        return await self.made(binding)
+
     async def _ask(self, resolver: HarnessResolver, binding: Binding) -> HarnessAdapter | None:
         definition = Definition(binding.harness, binding.definition_version, binding.state_version)
         name = f"definition {binding.harness!r} {binding.definition_version!r}"

@@ -507,6 +507,9 @@ class DurableThread(Timeline):
 
         Args:
             after: a position; the page begins with the one after it.
+
+        Raises:
+            InvalidCursor: it is ahead of the Thread, as in a store that was put back from an older copy.
         """
         return await self._door.query(
             ListCheckpoints(session=self._session, thread_id=self._key.thread_id, after=after, limit=limit)

@@ -158,7 +158,7 @@ class DurableRuntime:
             on_error=on_error,
         )
         self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
-        codecs = Codecs(checkpoints or {}, registered, self._harnesses.made)
+        codecs = Codecs(checkpoints or {}, registered, self._harnesses.made_now)
         self._door = Door(
             backend=backend,
             environment=environment,

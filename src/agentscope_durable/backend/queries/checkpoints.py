@@ -8,7 +8,7 @@ from agentscope_durable.backend.queries.records import get, thread_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.checkpoint import position_of, stream_position
-from agentscope_durable.contracts.errors import NotFound
+from agentscope_durable.contracts.errors import InvalidCursor, NotFound
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.records import CheckpointRecord, decode
 from agentscope_durable.contracts.views import CheckpointPage
@@ -22,12 +22,15 @@ __all__ = ["list_checkpoints", "load_checkpoint"]
 async def list_checkpoints(reader: Reader, question: q.ListCheckpoints) -> CheckpointPage:
     limit = page_limit(question.limit)
     thread_key = ThreadKey(question.session, question.thread_id)
-    prefix, after = keys.checkpoints(thread_key.thread_id), ""
+    prefix, after, at = keys.checkpoints(thread_key.thread_id), "", 0
     if question.after is not None:
-        after = keys.checkpoint(thread_key.thread_id, stream_position(thread_key, question.after, path="after"))
+        at = stream_position(thread_key, question.after, path="after")
+        after = keys.checkpoint(thread_key.thread_id, at)
     page = Range(prefix, after, one_more(limit))
     records = await reader.read(question.session, Reads(keys=(keys.thread(thread_key.thread_id),), ranges=(page,)))
     thread = thread_of(records, thread_key.thread_id)
+    if at > thread.settled_at:
+        raise InvalidCursor("this position is ahead of the thread", path="after")
     rows = records.ranges[page]
     items = tuple(
         checkpoint_view(
