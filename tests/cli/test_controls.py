@@ -12,7 +12,8 @@ import pytest
 from agentscope_durable.cli.app import app
 from agentscope_durable.contracts.messages import INPUT_BYTES_MAX
 from agentscope_durable.contracts.status import ExecutionState, TurnStatus, WaitKind
-from agentscope_durable.runtime.handles import DurableTurn
+from agentscope_durable.runtime.handles import DurableSession, DurableThread, DurableTurn
+from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.spi.executor import ExecutorCapabilities, Unknown
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
@@ -133,6 +134,18 @@ def entries() -> set[str]:
 def test_every_command_that_changes_a_turn_takes_a_request_id() -> None:
     # `release` has a test of its own below, the others in `test_positions`.
     assert entries() == {*ENTRIES, "release", "restore", "fork", "repair"}
+
+
+@pytest.mark.case("C80")
+def test_every_operation_of_a_program_that_takes_a_request_id_is_one_of_these_commands() -> None:
+    """So what is typed twice below is what a program calls twice; `call` is `submit` and waiting."""
+    operations = {
+        name
+        for kind in (DurableSession, DurableThread, DurableTurn, HostOperations)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and "request_id" in inspect.signature(method).parameters
+    }
+    assert operations - {"call", "reconcile_tool"} | {"reconcile"} == entries()
 
 
 @pytest.mark.case("C80")
