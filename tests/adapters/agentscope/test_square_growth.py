@@ -39,13 +39,21 @@ def text(chance: random.Random, size: int) -> str:
 
 
 class Writes:
-    """Counts the bytes that reach the store, whatever table they go to."""
+    """Counts the bytes that reach the store, whatever table they go to, and those that become objects before that."""
 
     def __init__(self, backend: Any) -> None:
         self.bytes = 0
         self.commits = 0
         self._transact = backend.records.transact
         backend.records.transact = self._counted
+        # A whole state is large: it would be an object, and a short reference in the log.
+        objects = backend._bodies.objects
+        self._put = objects.put
+        objects.put = self._put_counted
+
+    async def _put_counted(self, partition: str, name: str, content: bytes) -> None:
+        self.bytes += len(content)
+        await self._put(partition, name, content)
 
     async def _counted(self, partition: str, reads: Any, decide: Any) -> Any:
         written = [0]
