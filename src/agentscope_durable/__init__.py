@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agentscope_durable.contracts.errors import (
         AgentFactoryError,
         AlreadyDecided,
+        CheckpointPruned,
         Closed,
         Conflict,
         CorruptRecord,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         NoCheckpointCodec,
         NoExecutionConfiguration,
         NotADatabase,
+        NotClosed,
         NotFinished,
         NotFound,
         NotStarted,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         RequestConflict,
         Retry,
         RevisionConflict,
+        SessionDropped,
         SnapshotTooLarge,
         StoreBusy,
         StoreFull,
@@ -112,12 +115,15 @@ if TYPE_CHECKING:
     )
     from agentscope_durable.contracts.views import (
         CheckpointPage,
+        CheckpointPruneReceipt,
         CheckpointView,
         CommandReceipt,
+        DropReceipt,
         InteractionView,
         ModelCallView,
         Page,
         RecoveryPolicy,
+        RetainReport,
         RunView,
         SessionSizeView,
         SessionView,
@@ -142,7 +148,6 @@ if TYPE_CHECKING:
     from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded, ToolError
 
 __all__ = [
-    "MAIN_THREAD_ID",
     "Actor",
     "AgentFactoryError",
     "AlreadyDecided",
@@ -151,6 +156,8 @@ __all__ = [
     "Cancelled",
     "CheckView",
     "CheckpointPage",
+    "CheckpointPruneReceipt",
+    "CheckpointPruned",
     "CheckpointView",
     "Closed",
     "CommandReceipt",
@@ -161,6 +168,7 @@ __all__ = [
     "Definition",
     "DefinitionConflict",
     "DigestMismatch",
+    "DropReceipt",
     "DurableError",
     "DurableRuntime",
     "DurableSession",
@@ -205,6 +213,7 @@ __all__ = [
     "LimitExceeded",
     "LiveEvents",
     "LocalBackend",
+    "MAIN_THREAD_ID",
     "Message",
     "MissingExtra",
     "Misuse",
@@ -213,6 +222,7 @@ __all__ = [
     "NoCheckpointCodec",
     "NoExecutionConfiguration",
     "NotADatabase",
+    "NotClosed",
     "NotFinished",
     "NotFound",
     "NotStarted",
@@ -227,11 +237,13 @@ __all__ = [
     "ReplayRule",
     "RequestConflict",
     "ResourceStatus",
+    "RetainReport",
     "Retry",
     "RevisionConflict",
     "Role",
     "RunStatus",
     "RunView",
+    "SessionDropped",
     "SessionEventClient",
     "SessionEventStream",
     "SessionKey",
@@ -282,14 +294,13 @@ __all__ = [
 _HOMES = {
     "assembly": "LiveEvents LocalBackend",
     "contracts.errors": (
-        "AgentFactoryError AlreadyDecided Closed Conflict CorruptRecord CursorExpired DefinitionConflict"
-        " DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory HostClosed"
-        " Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
-        " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotFinished NotFound NotStarted"
-        " PositionConflict Rejected RequestConflict Retry RevisionConflict SnapshotTooLarge StoreBusy StoreFull"
-        " StoreReadOnly Terminal TooLarge"
-        " TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
-        " WaitTimeout WrongLoop"
+        "AgentFactoryError AlreadyDecided CheckpointPruned Closed Conflict CorruptRecord CursorExpired"
+        " DefinitionConflict DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory"
+        " HostClosed Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
+        " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotClosed NotFinished NotFound"
+        " NotStarted PositionConflict Rejected RequestConflict Retry RevisionConflict SessionDropped SnapshotTooLarge"
+        " StoreBusy StoreFull StoreReadOnly Terminal TooLarge TurnCancelled TurnFailed Unavailable Uncertain"
+        " Unconfirmed Unfinished UnknownFormat UsedAfterFork WaitTimeout WrongLoop"
     ),
     "contracts.events": (
         "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"
@@ -304,9 +315,9 @@ _HOMES = {
         " ResourceStatus RunStatus SettledBy Severity StepPhase StepStatus TurnStatus WaitKind"
     ),
     "contracts.views": (
-        "CheckpointPage CheckpointView CommandReceipt InteractionView ModelCallView Page RecoveryPolicy RunView"
-        " SessionSizeView SessionView StallPage StallView StepView StoreView ThreadView ToolView TurnView Waiting"
-        " WatchView"
+        "CheckpointPage CheckpointPruneReceipt CheckpointView CommandReceipt DropReceipt InteractionView"
+        " ModelCallView Page RecoveryPolicy RetainReport RunView SessionSizeView SessionView StallPage StallView"
+        " StepView StoreView ThreadView ToolView TurnView Waiting WatchView"
     ),
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",

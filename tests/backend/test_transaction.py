@@ -68,7 +68,15 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "CreateSession", "CreateThread", "CloseSession", "CloseThread", "SubmitTurn", "AddInput", "Withdraw",
         "Cancel", "Pause", "Resume", "Respond", "Signal",
     }  # fmt: skip
-    assert operators == {"ReconcileTool", "ReleaseTurn", "RepairThread", "PutPolicy", "PruneEvents"}
+    assert operators == {
+        "ReconcileTool",
+        "ReleaseTurn",
+        "RepairThread",
+        "PutPolicy",
+        "PruneEvents",
+        "PruneCheckpoints",
+        "DropSession",
+    }
     questions = {audience: set[str]() for audience in Audience}
     for kind, answer in ANSWERS.items():
         questions[answer.audience].add(kind.__name__)
@@ -85,7 +93,9 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
     assert questions[Audience.OPERATOR] == {
         "Examine",
         "FindTurn",
+        "GetDropped",
         "ListAllSessions",
+        "ListClosed",
         "ListStalled",
         "MeasureSession",
         "MeasureStore",

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.errors import CursorExpired
+from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.errors import CursorExpired, SessionDropped
 from agentscope_durable.contracts.events import cursor_of, sequence_of
 from agentscope_durable.contracts.identity import ThreadKey
-from agentscope_durable.domain import pruning
+from agentscope_durable.domain import dropping, pruning
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import Emit, ScriptedHarness, approval, final, local, say
@@ -103,6 +104,63 @@ async def replayable(session: Any, events: list[Any], former: int) -> int:
     assert (await session.list_events(cursor_of(KEY, oldest), 1)).events == tuple(kept[:1])
     assert sequence_of(KEY, (await session.snapshot()).cursor) == len(events)
     return oldest
+
+
+async def drop(job: Mapping[str, Any]) -> None:
+    """Drop a Session, a few records at a time. Where it is killed is the failpoint's affair."""
+    dropping.DROP_RECORDS, dropping.DROP_ROWS = BATCH, BATCH
+    async with LocalBackend.open(job["folder"], synchronous="NORMAL") as backend:
+        await HostOperations(backend).drop_session(KEY, reason=job["reason"])
+
+
+@pytest.mark.backend("sqlite")
+@pytest.mark.case("C70", "C12")
+async def test_a_drop_that_is_killed_anywhere_leaves_a_session_that_says_so_and_is_gone_on_with(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    async with (
+        LocalBackend.open(tmp_path, synchronous="NORMAL") as backend,
+        DurableRuntime(
+            backend=backend, harnesses=[Harness("agent", "v1", ScriptedHarness([say("so"), final()]))]
+        ) as runtime,
+    ):
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        for number in range(6):
+            await session.call(f"r{number}", "go", timeout=30)
+        await session.close()
+        expected = await HostOperations(backend).drop_session(KEY, dry_run=True)
+
+    killed, statuses = 0, []
+    sides = ("before", "after")
+    while True:
+        failpoint = f"store.commit.{sides[killed % 2]}:{1 + killed // 8}"
+        job = {"folder": str(tmp_path), "reason": f"try {killed}"}
+        ended = forks.run("tests.cases.test_c70_half_deleted:drop", job, failpoint=failpoint)
+        async with LocalBackend.open(tmp_path, synchronous="NORMAL") as backend:
+            operations = HostOperations(backend)
+            (view,) = await operations.list_sessions()
+            statuses.append(view.status)
+            if view.status.gone:
+                async with DurableRuntime(backend=backend) as runtime:
+                    session = runtime.get_session(KEY)
+                    for attempt in (session.view(), session.snapshot(), session.submit("r0", "go")):
+                        with pytest.raises(SessionDropped):
+                            await attempt
+            assert (await operations.doctor(deep=True)).sound
+        if not ended.killed:
+            assert ended.code == 0, ended.output
+            break
+        killed += 1
+
+    assert killed > 6
+    assert list(dict.fromkeys(statuses)) == ["CLOSED", "DROPPING", "DROPPED"]
+    async with LocalBackend.open(tmp_path, synchronous="NORMAL") as backend:
+        receipt = await HostOperations(backend).drop_session(KEY)
+        assert receipt.reason == "try 1", "of the first that was committed"
+        assert (receipt.events, receipt.commits) == (expected.events, expected.commits)
+        assert receipt.records == expected.records, "each was counted once"
+        assert (await backend.records.measure(keys.partition(KEY))).commits == 1
 
 
 @pytest.mark.backend("sqlite")

@@ -34,6 +34,8 @@ def test_every_command_says_who_may_send_it_and_no_operators_command_is_public()
         c.RepairThread,
         c.PutPolicy,
         c.PruneEvents,
+        c.PruneCheckpoints,
+        c.DropSession,
     }
     assert set(RULES) == set(c.AnyCommand.__args__), "a command without a line in the table of contents"
 

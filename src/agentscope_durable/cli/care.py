@@ -16,7 +16,11 @@ from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.status import Severity
 from agentscope_durable.contracts.views import PruneReceipt, VacuumReceipt
 
-__all__ = ["add"]
+__all__ = ["OlderThan", "add", "seconds"]
+
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="TIME", help="Only what is so old: 90s, 30min, 12h, 7d.")
+]
 
 TROUBLE: Final = 1
 """Exit code of `doctor` when nothing is damaged and somebody has to do something."""
@@ -83,14 +87,12 @@ def prune(
     through: Annotated[
         str | None, typer.Option("--through", metavar="CURSOR", help="The last event that goes, by its cursor.")
     ] = None,
-    older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Only what is so old: 90s, 30min, 12h, 7d.")
-    ] = None,
+    older_than: OlderThan = None,
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
     """Drop events that nobody is to replay any more. History, results and checkpoints stay."""
-    age = None if older_than is None else _seconds(older_than)
+    age = None if older_than is None else seconds(older_than)
 
     async def send(there: Opened) -> PruneReceipt:
         return await there.operations.prune_events(parse_session(session), through=through, older_than=age)
@@ -108,10 +110,11 @@ def prune(
     tell(changed(store, send), as_json, show)
 
 
-def _seconds(time: str) -> float:
+def seconds(time: str, option: str = "--older-than") -> float:
+    """The time that an option names."""
     found = _TIME.fullmatch(time.strip())
     if found is None:
-        raise InvalidRequest("a time is a number with s, min, h or d, as in 7d", path="--older-than")
+        raise InvalidRequest("a time is a number with s, min, h or d, as in 7d", path=option)
     return float(found[1]) * _SECONDS[found[2]]
 
 

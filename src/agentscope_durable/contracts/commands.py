@@ -22,7 +22,7 @@ from agentscope_durable.contracts.status import (
     ReplayRule,
     TurnStatus,
 )
-from agentscope_durable.contracts.views import RecoveryPolicy
+from agentscope_durable.contracts.views import DropReceipt, RecoveryPolicy
 
 
 class Command(Discreet, frozen=True, kw_only=True, rename="camel"):
@@ -520,6 +520,29 @@ class PruneEvents(Command, frozen=True, tag="prune_events"):
     older_than_ms: int = 0
 
 
+class DropSession(Command, frozen=True, tag="drop_session"):
+    """Begin to drop a closed Session, or go on: the next slice of what it holds.
+
+    Attributes:
+        reason: in the operator's words; that of the first command is kept.
+    """
+
+    reason: Words = ""
+
+
+class PruneCheckpoints(Command, frozen=True, tag="prune_checkpoints"):
+    """Drop the next batch of a Thread's settled positions, and what only they need.
+
+    Attributes:
+        through: stream position of the last one to drop; None: as far as `older_than_ms` allows.
+        older_than_ms: drop only what was settled at least this long ago by the store's clock.
+    """
+
+    thread_id: str
+    through: int | None = None
+    older_than_ms: int = 0
+
+
 class RecordObject(Command, frozen=True, tag="record_object"):
     """Mark a body that is about to be put as pending (D11)."""
 
@@ -554,6 +577,8 @@ AnyCommand = (
     | ReleaseTurn
     | PutPolicy
     | PruneEvents
+    | DropSession
+    | PruneCheckpoints
     | RecordObject
 )
 
@@ -667,6 +692,33 @@ class Pruned(msgspec.Struct, frozen=True, rename="camel"):
 
     through: int
     dropped: int
+    more: bool
+
+
+class Dropped(msgspec.Struct, frozen=True, rename="camel"):
+    """A slice is dropped.
+
+    Attributes:
+        more: there is more to drop.
+    """
+
+    receipt: DropReceipt
+    more: bool
+
+
+class PositionsPruned(msgspec.Struct, frozen=True, rename="camel"):
+    """One batch of settled positions is dropped.
+
+    Attributes:
+        through: stream position up to which there are none any more.
+        positions: settled positions of this batch.
+        versions: former versions of workspace entries that went with them.
+        more: there may be more to drop.
+    """
+
+    through: int
+    positions: int
+    versions: int
     more: bool
 
 

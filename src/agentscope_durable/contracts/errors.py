@@ -30,6 +30,7 @@ from agentscope_durable.contracts.identity import ThreadKey
 __all__ = [
     "AgentFactoryError",
     "AlreadyDecided",
+    "CheckpointPruned",
     "Closed",
     "Conflict",
     "CorruptRecord",
@@ -59,6 +60,7 @@ __all__ = [
     "NoCheckpointCodec",
     "NoExecutionConfiguration",
     "NotADatabase",
+    "NotClosed",
     "NotFinished",
     "NotFound",
     "NotStarted",
@@ -67,6 +69,7 @@ __all__ = [
     "RequestConflict",
     "Retry",
     "RevisionConflict",
+    "SessionDropped",
     "SnapshotTooLarge",
     "StoreBusy",
     "StoreFull",
@@ -103,6 +106,7 @@ class ErrorCode(StrEnum):
     CORRUPT = "CORRUPT"
     FORBIDDEN = "FORBIDDEN"
     CURSOR_EXPIRED = "CURSOR_EXPIRED"
+    DROPPED = "DROPPED"
     MISUSE = "MISUSE"
     MISSING_EXTRA = "MISSING_EXTRA"
     AGENT_FACTORY = "AGENT_FACTORY"
@@ -299,6 +303,33 @@ class CursorExpired(Rejected):
         super().__init__(f"cursor {cursor} is older than {oldest}, the oldest one kept")
 
 
+class SessionDropped(Rejected):
+    """The Session was dropped by an operator: what it held is gone, and its id is not used again."""
+
+    code = ErrorCode.DROPPED
+    http_status = 410
+    exit_code = 9
+    advice = "Use another session id: a dropped one is never used again, so that no request id of it runs twice"
+
+    def __init__(self, session: str) -> None:
+        self.session: str = session
+        super().__init__(f"session {session!r} was dropped")
+
+
+class CheckpointPruned(Rejected):
+    """The settled position was dropped by an operator, and what is needed to come back to it."""
+
+    code = ErrorCode.DROPPED
+    http_status = 410
+    exit_code = 9
+    advice = "List the checkpoints of the thread and choose one that is kept"
+
+    def __init__(self, thread_id: str, position: str) -> None:
+        self.thread_id: str = thread_id
+        self.position: str = position
+        super().__init__(f"checkpoint {position!r} of thread {thread_id!r} was dropped")
+
+
 class EventGap(CursorExpired):
     """Events are missing between the last one that was folded and the next one given (PR-16)."""
 
@@ -368,6 +399,16 @@ class Unfinished(Conflict):
         self.identity: str = identity
         self.turns: int = turns
         super().__init__(f"{kind} {identity!r} has {turns} unfinished turn{'' if turns == 1 else 's'}")
+
+
+class NotClosed(Conflict):
+    """Only a closed Session is dropped: nobody may be at work in it."""
+
+    advice = "Close the session first; a turn that is not finished keeps it open"
+
+    def __init__(self, session: str) -> None:
+        self.session: str = session
+        super().__init__(f"session {session!r} is open")
 
 
 class PositionConflict(Conflict):

@@ -46,7 +46,13 @@ class SessionCreated(Payload, frozen=True):
 
 
 class SessionClosed(Payload, frozen=True):
-    pass
+    closed_at_ms: int = 0
+
+
+class SessionDropped(Payload, frozen=True):
+    """The last event there is: whoever follows looks for it and learns that the Session is gone."""
+
+    dropped_at_ms: int
 
 
 class ThreadCreated(Payload, frozen=True):
@@ -211,6 +217,7 @@ class Custom(Payload, frozen=True):
 PAYLOADS: dict[str, type[Payload]] = {
     "session.created": SessionCreated,
     "session.closed": SessionClosed,
+    "session.dropped": SessionDropped,
     "thread.created": ThreadCreated,
     "thread.closed": ThreadClosed,
     "thread.restored": ThreadRestored,

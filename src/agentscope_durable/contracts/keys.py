@@ -184,6 +184,10 @@ def object_(digest: str) -> str:
 OBJECTS = "object/"
 
 
+DROPPED = "dropped"
+"""What is told of a Session that is dropped: the one record that stays of it."""
+
+
 def policy(key: str) -> str:
     return f"policy/{escape(key)}"
 
@@ -211,6 +215,11 @@ def content(thread_id: str, number: int) -> str:
     return f"content/{escape(thread_id)}/{_ordinal(number)}"
 
 
+def uses(thread_id: str, number: int) -> str:
+    """How many more than one refer to a content; no record where one alone does."""
+    return f"uses/{escape(thread_id)}/{_ordinal(number)}"
+
+
 def former(thread_id: str, at: int, path: tuple[str, ...]) -> str:
     """What stood at a path until the commit at a stream position."""
     return f"former/{escape(thread_id)}/{_ordinal(at)}/" + "/".join(map(escape, path))
@@ -218,6 +227,11 @@ def former(thread_id: str, at: int, path: tuple[str, ...]) -> str:
 
 def formers(thread_id: str) -> str:
     return f"former/{escape(thread_id)}/"
+
+
+def former_at(key: str) -> int:
+    """The stream position in a key that `former` made."""
+    return int(key.split("/", 3)[2])
 
 
 def formers_after(thread_id: str, at: int) -> str:

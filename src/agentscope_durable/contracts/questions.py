@@ -25,6 +25,23 @@ class ListAllSessions(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
     limit: int = 100
 
 
+class ListClosed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="list_closed"):
+    """Sessions of all namespaces, and which of them have been closed for so long.
+
+    Attributes:
+        older_than_ms: by the store's clock.
+        limit: Sessions looked at.
+    """
+
+    older_than_ms: int
+    cursor: str | None = None
+    limit: int = 100
+
+
+class GetDropped(Question, frozen=True, tag="get_dropped"):
+    """What is told of a Session that is dropped, or would be if it were dropped now."""
+
+
 class FindTurn(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="find_turn"):
     """In which Session and Thread a Turn is, by its id alone."""
 

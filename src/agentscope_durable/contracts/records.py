@@ -30,7 +30,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev6"
+STORAGE_REVISION = "8.dev7"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -244,6 +244,7 @@ class SessionHead(_Record, frozen=True):
     Attributes:
         threads: those a host owns.
         thread_count: Threads there are, closed ones too.
+        closed_ms: when it was closed; 0 while it is open.
     """
 
     namespace: str
@@ -252,6 +253,35 @@ class SessionHead(_Record, frozen=True):
     status: ResourceStatus = ResourceStatus.OPEN
     threads: dict[str, ThreadHead] = {}
     thread_count: int = 0
+    closed_ms: int = 0
+
+
+class DropRecord(_Record, frozen=True):
+    """What is told of a Session that is dropped. It says how far that has come, and stays when all else is gone.
+
+    Attributes:
+        reason: in the operator's words.
+        events, commits: how many there were.
+        erased: rows of the log that are gone, those that the slices themselves left, too.
+        after: records up to this key are gone; of bodies in the object store a mark stays until they are.
+        listed: every record has been seen.
+        records, record_bytes: how many records are gone, and bytes of their keys and values.
+        objects, object_bytes: bodies in the object store that were marked to be removed.
+        dropped_ms: when nothing was left; 0 before.
+    """
+
+    begun_ms: int
+    reason: Words
+    events: int
+    commits: int
+    erased: int = 0
+    after: str = ""
+    listed: bool = False
+    records: int = 0
+    record_bytes: int = 0
+    objects: int = 0
+    object_bytes: int = 0
+    dropped_ms: int = 0
 
 
 class ThreadRecord(_Record, frozen=True):
@@ -264,6 +294,7 @@ class ThreadRecord(_Record, frozen=True):
         settled_at: position of the last settled checkpoint.
         created_seq, closed_seq: numbers of the events that opened and closed it; 0 while it is open. With its Turns'
             they say which part of the timeline is about it.
+        pruned_at: no settled position up to this one can be come back to any more.
     """
 
     thread_id: str
@@ -282,6 +313,7 @@ class ThreadRecord(_Record, frozen=True):
     digest: str = ""
     created_seq: int = 0
     closed_seq: int = 0
+    pruned_at: int = 0
 
 
 class CheckpointSource(_Record, frozen=True):
@@ -518,6 +550,12 @@ class WorkspaceRecord(_Record, frozen=True):
     size: int = 0
     numbers: int = 0
     floor: int = 0
+
+
+class UsesRecord(_Record, frozen=True):
+    """A content that several refer to, because a restore brought it back: how many more than one."""
+
+    more: int
 
 
 class EntryRecord(_Record, frozen=True):

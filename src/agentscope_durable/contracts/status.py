@@ -44,10 +44,20 @@ class SettledBy(StrEnum):
 
 
 class ResourceStatus(StrEnum):
-    """Whether a Session or a Thread accepts new work."""
+    """Whether a Session or a Thread accepts new work, and whether there is anything left of it.
+
+    A Session is dropped by an operator, after it was closed: from DROPPING on nobody reads or writes it any more, and
+    DROPPED says that what it held is gone. Its name stays taken, because its request ids never lapse (D16).
+    """
 
     OPEN = "OPEN"
     CLOSED = "CLOSED"
+    DROPPING = "DROPPING"
+    DROPPED = "DROPPED"
+
+    @property
+    def gone(self) -> bool:
+        return self in (ResourceStatus.DROPPING, ResourceStatus.DROPPED)
 
 
 class RunStatus(StrEnum):

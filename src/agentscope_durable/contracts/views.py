@@ -166,9 +166,12 @@ class TurnView(View, frozen=True):
 
 
 class SessionView(View, frozen=True):
+    """A Session. `closed_at_ms` is None while it is open."""
+
     session: SessionKey
     status: ResourceStatus
     created_at_ms: int
+    closed_at_ms: int | None = None
 
 
 class ThreadView(View, frozen=True):
@@ -469,6 +472,72 @@ class PruneReceipt(View, frozen=True):
 
     cursor: str
     dropped: int
+
+
+class DropReceipt(View, frozen=True):
+    """A Session is dropped. This much is kept of it, under its name, and says what is gone.
+
+    Attributes:
+        reason: in the operator's words.
+        begun_at_ms: when nobody could read it any more.
+        dropped_at_ms: when nothing was left; None before.
+        events, commits: how many there were.
+        records, record_bytes: keyed records, and bytes of them.
+        objects, object_bytes: large bodies, marked for the sweep of the object store.
+    """
+
+    session: SessionKey
+    reason: Words
+    begun_at_ms: int
+    dropped_at_ms: int | None
+    events: int
+    commits: int
+    records: int
+    record_bytes: int
+    objects: int
+    object_bytes: int
+
+
+class AgedSession(View, frozen=True):
+    """A Session, and whether it has been closed for as long as was asked. One that is being dropped has."""
+
+    session: SessionKey
+    status: ResourceStatus
+    aged: bool
+
+
+class CheckpointPruneReceipt(View, frozen=True):
+    """Settled positions of a Thread were dropped.
+
+    Attributes:
+        positions: how many.
+        versions: former versions of its workspace's entries that only they needed.
+    """
+
+    session: SessionKey
+    thread_id: str
+    positions: int
+    versions: int
+
+
+class RetainReport(View, frozen=True):
+    """What one round of `retain` did, or would do.
+
+    Attributes:
+        looked: Sessions it looked at.
+        dropped: Sessions that were dropped, or would be.
+        events: events that were dropped of the others.
+        positions: settled positions that were dropped of the others.
+        damaged: Sessions that were passed over, because something of them cannot be read: `doctor` says what.
+        cursor: pass it to go on; None when every Session was looked at.
+    """
+
+    looked: int
+    dropped: tuple[SessionKey, ...]
+    events: int
+    positions: int
+    damaged: tuple[SessionKey, ...] = ()
+    cursor: str | None = None
 
 
 class VacuumReceipt(View, frozen=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import column_reference
 from agentscope_durable.contracts.change import Change, Entry, Need, Range, Reads, ReadyRow, View
-from agentscope_durable.contracts.errors import NotFound
+from agentscope_durable.contracts.errors import NotFound, SessionDropped
 from agentscope_durable.contracts.events import Payload, TurnChanged, TurnRecovery
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.log import PrivateFact, StoredEvent, encode_events, encode_facts
@@ -312,10 +312,13 @@ def begin(view: View, session: SessionKey, seed: bytes, now_ms: int) -> Draft:
 
     Raises:
         NotFound: there is none.
+        SessionDropped: there is none any more.
     """
     head = view.head
     if head is None:
         raise NotFound("session", f"{session.namespace}/{session.session_id}")
+    if head.status.gone:
+        raise SessionDropped(keys.spell(session))
     return Draft(view, session, seed, now_ms, head)
 
 

@@ -54,6 +54,7 @@ from agentscope_durable.domain.control import live_turn
 from agentscope_durable.domain.execution import stop_executions
 from agentscope_durable.domain.finish import end_turn, reads_finish
 from agentscope_durable.domain.frame import chained
+from agentscope_durable.domain.positions import check_kept
 from agentscope_durable.domain.resources import THREADS_MAX, binding_view, open_thread
 from agentscope_durable.domain.turn import at_rest, settling, unsettled
 from agentscope_durable.domain.workspace import commit_entries, count_on, reads_entries
@@ -80,6 +81,7 @@ def restore_thread(c: RestoreThread, seed: bytes, view: View, now_ms: int) -> Ch
         Unfinished: a Turn of it is not done (CK-05).
         PositionConflict: it does not stand where the caller saw it.
         NotFound: there is no settled position of that name (CK-06).
+        CheckpointPruned: there was.
     """
     draft = begin(view, c.session, seed, now_ms)
     arguments = {"thread": c.thread_id, "position": str(c.at), "expected_position": str(c.expected_at)}
@@ -340,4 +342,5 @@ def _stands_at(session: SessionKey, thread: ThreadRecord, expected_at: int) -> N
 def _settled(draft: Draft, thread: ThreadRecord, at: int) -> None:
     """There is a settled checkpoint at that position."""
     if draft.get(keys.checkpoint(thread.thread_id, at), CheckpointRecord) is None:
+        check_kept(draft.session, thread, at)
         raise NotFound("checkpoint", position_of(ThreadKey(draft.session, thread.thread_id), at))

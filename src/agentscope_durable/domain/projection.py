@@ -304,9 +304,10 @@ class EventProjection:
             session=self._key, status=ResourceStatus.OPEN, created_at_ms=event.data["createdAtMs"]
         )
 
-    def _session_closed(self, _: PublicEvent) -> None:
+    def _session_closed(self, event: PublicEvent) -> None:
         if self._session is not None:
-            self._session = replace(self._session, status=ResourceStatus.CLOSED)
+            closed_at_ms = event.data.get("closedAtMs") or None
+            self._session = replace(self._session, status=ResourceStatus.CLOSED, closed_at_ms=closed_at_ms)
 
     def _thread_created(self, event: PublicEvent) -> None:
         thread_id = _given(event.thread_id)

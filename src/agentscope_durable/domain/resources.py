@@ -15,6 +15,7 @@ from agentscope_durable.contracts.errors import (
     DefinitionConflict,
     InvalidRequest,
     LimitExceeded,
+    SessionDropped,
     Unfinished,
 )
 from agentscope_durable.contracts.events import SessionClosed, SessionCreated, ThreadClosed, ThreadCreated
@@ -38,6 +39,8 @@ def create_session(c: CreateSession, seed: bytes, view: View, now_ms: int) -> Ch
     A repeat with the same definition name changes nothing, whatever version is current now (AD-16).
     """
     if view.head is not None:
+        if view.head.status.gone:
+            raise SessionDropped(keys.spell(c.session))
         main = decode(ThreadRecord, view.get(keys.thread(MAIN_THREAD_ID)) or b"", key=keys.thread(MAIN_THREAD_ID))
         _same_definition("session", c.session.session_id, main.binding, c.binding)
         return Unchanged(Done(changed=False))
@@ -132,8 +135,8 @@ def close_session(c: CloseSession, seed: bytes, view: View, now_ms: int) -> Chan
     for thread in threads:
         if thread.status is ResourceStatus.OPEN:
             _shut(draft, thread)
-    draft.head = replace(draft.head, status=ResourceStatus.CLOSED)
-    draft.emit("session.closed", SessionClosed())
+    draft.head = replace(draft.head, status=ResourceStatus.CLOSED, closed_ms=now_ms)
+    draft.emit("session.closed", SessionClosed(closed_at_ms=now_ms))
     return draft.change(Done(changed=True))
 
 

@@ -16,10 +16,12 @@ from agentscope_durable.domain import (
     admission,
     checkpoint,
     control,
+    dropping,
     execution,
     interaction,
     lease,
     operator,
+    positions,
     pruning,
     resources,
     settlement,
@@ -67,5 +69,7 @@ RULES: dict[type[c.Command], Rule] = {
     c.RepairThread: Rule(OPERATOR, checkpoint.reads_repair, checkpoint.repair_thread),
     c.PutPolicy: Rule(OPERATOR, operator.reads_put_policy, operator.put_policy),
     c.PruneEvents: Rule(OPERATOR, pruning.reads_prune, pruning.prune_events),
+    c.PruneCheckpoints: Rule(OPERATOR, positions.reads_prune_checkpoints, positions.prune_checkpoints),
+    c.DropSession: Rule(OPERATOR, dropping.reads_drop, dropping.drop_session),
 }
 """Every command there is."""

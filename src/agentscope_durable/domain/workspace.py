@@ -19,7 +19,7 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import Reads
 from agentscope_durable.contracts.commands import EntryCommit
 from agentscope_durable.contracts.errors import EntryConflict, InvalidRequest, LimitExceeded, TooLarge
-from agentscope_durable.contracts.records import EntryRecord, WorkspaceRecord
+from agentscope_durable.contracts.records import EntryRecord, UsesRecord, WorkspaceRecord
 from agentscope_durable.contracts.views import EntryView
 from agentscope_durable.contracts.workspace import (
     ENTRIES_MAX,
@@ -37,6 +37,8 @@ def reads_entries(thread_id: str, entries: Iterable[EntryCommit]) -> Reads:
         wanted.append(keys.entry(thread_id, check_path(entry.path, path="workspace")))
         if entry.content is not None:
             wanted.append(keys.content(thread_id, entry.number))
+        elif entry.version:
+            wanted.append(keys.uses(thread_id, entry.number))
     return Reads(keys=tuple(dict.fromkeys(wanted)))
 
 
@@ -113,6 +115,10 @@ def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceR
     if entry.content is None:
         if not 1 <= entry.number <= counted.numbers:
             raise InvalidRequest(f"there is no content number {entry.number}", path="workspace")
+        # What it comes back from refers to it, too: neither may take it away from the other.
+        uses = keys.uses(thread_id, entry.number)
+        more = (draft.get(uses, UsesRecord) or UsesRecord(0)).more + 1
+        draft.put(uses, UsesRecord(more))
         return
     if entry.number < 1 or draft.has(key):
         raise InvalidRequest(f"content number {entry.number} is another content's", path="workspace")

@@ -25,7 +25,7 @@ from agentscope_durable.contracts.commands import (
     RepairThread,
     RestoreThread,
 )
-from agentscope_durable.contracts.errors import Misuse, NoCheckpointCodec
+from agentscope_durable.contracts.errors import Misuse, NoCheckpointCodec, NotFound
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.ids import check_id
 from agentscope_durable.contracts.journal import Base, JournalBatch, JournalEntry, JournalEventType
@@ -155,13 +155,26 @@ class Baselines:
 
     async def _install(self, command: C, source: ThreadKey, at: int, audience: Audience) -> Any:
         target = ThreadKey(command.session, command.thread_id)
+        try:
+            native = await self._copy(source, at, target)
+        except NotFound:
+            # Something that was there a moment ago: if the position is dropped by now, that is what is to be said.
+            _ = await self._stored(source, at)
+            raise
+        if target != source:
+            # What was read in several readings may have been dropped between two of them; then it is not copied. For
+            # one's own Thread the transaction looks.
+            _ = await self._stored(source, at)
+        return await self._backend.execute(replace(command, native=native), audience=audience)
+
+    async def _copy(self, source: ThreadKey, at: int, target: ThreadKey) -> NativeState:
         stored = await self._stored(source, at)
         native = await self._native(stored, source, at, target)
         counted: WorkspaceView = await self._ask(GetWorkspace(session=source.session, thread_id=source.thread_id))
         native = replace(native, workspace=await self._workspace(stored, source, target, counted))
         if target != source:
             native = replace(native, floor=counted.floor, numbers=counted.numbers)
-        return await self._backend.execute(replace(command, native=native), audience=audience)
+        return native
 
     async def _workspace(
         self, stored: StoredCheckpoint, source: ThreadKey, target: ThreadKey, counted: WorkspaceView

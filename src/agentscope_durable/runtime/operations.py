@@ -8,9 +8,7 @@ calls it has looked at the outside world; the evidence reference says where that
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -19,8 +17,6 @@ from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.commands import (
-    Pruned,
-    PruneEvents,
     PutPolicy,
     ReconcileReceipt,
     ReconcileTool,
@@ -28,7 +24,6 @@ from agentscope_durable.contracts.commands import (
     RepairReceipt,
 )
 from agentscope_durable.contracts.errors import InvalidRequest
-from agentscope_durable.contracts.events import cursor_of, sequence_of
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id, check_key
@@ -42,17 +37,22 @@ from agentscope_durable.contracts.questions import (
 )
 from agentscope_durable.contracts.results import ToolResult
 from agentscope_durable.contracts.status import Audience, ExecutionState
-from agentscope_durable.contracts.views import Page, PruneReceipt, SessionSizeView, StallPage, StoreView, WatchView
+from agentscope_durable.contracts.views import (
+    Page,
+    SessionSizeView,
+    StallPage,
+    StoreView,
+    WatchView,
+)
 from agentscope_durable.runtime.checkpoint import Baselines, Codecs, check_codecs
 from agentscope_durable.runtime.handles import PAGE_LIMIT
+from agentscope_durable.runtime.retention import Retention, Timeout, milliseconds
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import CheckpointCodec
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
 
 log = logging.getLogger("agentscope_durable.runtime")
-
-Timeout = float | timedelta
 
 STALL_AFTER: Final = 30.0
 """Seconds without a commit that make a Turn which could go on a stalled one: a lease, unless the caller says else."""
@@ -71,7 +71,7 @@ class TurnIdentity(Protocol):
     def turn_id(self) -> str: ...
 
 
-class HostOperations:
+class HostOperations(Retention):
     """Privileged, audited operations on the Sessions and Turns of one backend.
 
     Args:
@@ -87,7 +87,7 @@ class HostOperations:
         environment: Environment = SYSTEM,
     ) -> None:
         check_codecs(checkpoints or {})
-        self._backend = backend
+        super().__init__(backend)
         self._baselines = Baselines(backend, environment, Codecs(checkpoints or {}))
 
     async def list_sessions(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
@@ -230,7 +230,7 @@ class HostOperations:
             limit: Threads looked at, 1 to 1000; the page may hold fewer and still have a cursor.
         """
         return await self._backend.query(
-            ListStalled(after_ms=_milliseconds(after), cursor=cursor, limit=limit), audience=Audience.OPERATOR
+            ListStalled(after_ms=milliseconds(after), cursor=cursor, limit=limit), audience=Audience.OPERATOR
         )
 
     async def watchdog(self, after: Timeout = STALL_AFTER) -> WatchView:
@@ -270,57 +270,6 @@ class HostOperations:
         if value is not None:
             body = await self._backend.put_body(session, msgspec.json.encode(durable_json.value(value)))
         await self._backend.execute(PutPolicy(session=session, key=key, value=body), audience=Audience.OPERATOR)
-
-    async def prune_events(
-        self, session: SessionKey, *, through: str | None = None, older_than: Timeout | None = None
-    ) -> PruneReceipt:
-        """Drop events that nobody is to replay any more, the oldest first (EV-19).
-
-        Snapshots, history, results, tool calls, questions, Steps, model calls and checkpoints stay as they are. What
-        ends is the replay: a cursor before what was dropped raises `CursorExpired`, and a stream that continues from
-        one begins with a `SnapshotReset`.
-
-        Works in batches, each a short commit. Stopped, cancelled or killed at any point, it has dropped what it had
-        dropped by then; called again, it goes on. Whole commits are dropped, so it may end a little before `through`.
-
-        Args:
-            session: whose events.
-            through: cursor of the last event to drop.
-            older_than: drop only what was committed at least this long ago by the store's clock; seconds or a
-                timedelta. At least one of the two is needed, and both may be given.
-
-        Raises:
-            InvalidCursor: of another Session, or ahead of the timeline.
-            InvalidRequest: no bound was given, or the age is not 0 or more.
-        """
-        if through is None and older_than is None:
-            raise InvalidRequest("say through which cursor, or how old: otherwise every event would go", path="through")
-        command = PruneEvents(
-            session=session,
-            through=None if through is None else sequence_of(session, through),
-            older_than_ms=0 if older_than is None else _milliseconds(older_than, "older_than"),
-        )
-        dropped = 0
-        while True:
-            pruned: Pruned = await self._backend.execute(command, audience=Audience.OPERATOR)
-            dropped += pruned.dropped
-            if not pruned.more:
-                break
-        log.info(
-            "events of session %s through %d are pruned, %d were dropped",
-            session.session_id,
-            pruned.through,
-            dropped,
-            extra={"namespace": session.namespace, "session_id": session.session_id},
-        )
-        return PruneReceipt(cursor=cursor_of(session, pruned.through), dropped=dropped)
-
-
-def _milliseconds(time: Timeout, path: str = "after") -> int:
-    seconds = time.total_seconds() if isinstance(time, timedelta) else time
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise InvalidRequest("a time is a number of seconds from 0 on, or a timedelta", path=path)
-    return int(seconds * 1000)
 
 
 def _outcome(result: Succeeded | Failed | Cancelled) -> tuple[ExecutionState, ToolResult]:

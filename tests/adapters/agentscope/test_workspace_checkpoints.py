@@ -53,7 +53,7 @@ def make_agent(binding: Any) -> AgentBuilder:
 @pytest.fixture(params=STORES)
 async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[DurableRuntime]:
     harness = Harness("assistant", "v1", AgentScopeAdapter.for_react(make_agent))
-    async with shelf(request.param, tmp_path) as place:
+    async with shelf(request.param, tmp_path / "store") as place:
         backend = await place.backend()
         async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as made:
             await made.start()

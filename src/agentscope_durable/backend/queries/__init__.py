@@ -81,6 +81,8 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.OpenWork: Answer(HOST, work.open_work),
     # What looks over the fence between namespaces.
     q.ListAllSessions: Answer(OPERATOR, sessions.list_all_sessions),
+    q.ListClosed: Answer(OPERATOR, sessions.list_closed),
+    q.GetDropped: Answer(OPERATOR, sessions.get_dropped),
     q.FindTurn: Answer(OPERATOR, turns.find_turn),
     # The agent's files, for the same host: its owner reads them (WS-02), and they are part of its private checkpoints.
     q.GetWorkspace: Answer(HOST, workspace.get_workspace),

@@ -13,6 +13,7 @@ from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.records import CheckpointRecord, decode
 from agentscope_durable.contracts.views import CheckpointPage
 from agentscope_durable.domain.checkpoint import checkpoint_view
+from agentscope_durable.domain.positions import check_kept
 from agentscope_durable.spi.checkpoint import StoredCheckpoint
 from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
 
@@ -49,6 +50,7 @@ async def load_checkpoint(reader: Reader, question: q.LoadCheckpoint) -> StoredC
     thread = thread_of(records, question.thread_id)
     record = get(records, key, CheckpointRecord)
     if record is None and question.at:
+        check_kept(question.session, thread, question.at)
         raise NotFound("checkpoint", position_of(ThreadKey(question.session, question.thread_id), question.at))
     return StoredCheckpoint(
         binding=thread.binding,

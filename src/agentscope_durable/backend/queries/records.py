@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.errors import NotFound
+from agentscope_durable.contracts.errors import NotFound, SessionDropped
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import (
     RunRecord,
@@ -30,6 +30,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 def head_of(records: Records, session: SessionKey) -> SessionHead:
     if records.head is None:
         raise NotFound("session", f"{session.namespace}/{session.session_id}")
+    if records.head.status.gone:
+        raise SessionDropped(keys.spell(session))
     return records.head
 
 

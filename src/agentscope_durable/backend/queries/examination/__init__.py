@@ -19,6 +19,7 @@ from agentscope_durable.contracts.change import ReadyRow
 from agentscope_durable.contracts.errors import DurableError, NotFound
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import ResourceStatus, Severity
 from agentscope_durable.spi.inspection import InspectedRecords
 from agentscope_durable.spi.record_store import Reads
 
@@ -47,6 +48,13 @@ async def examine(reader: Reader, question: q.Examine) -> Examination:
 async def _session(reader: Reader, session: SessionKey, report: Report) -> None:
     report.look("sessions")
     try:
+        head = (await reader.records.read(keys.partition(session), Reads())).head
+        if head is not None and head.status is ResourceStatus.DROPPED:
+            return
+        if head is not None and head.status is ResourceStatus.DROPPING:
+            action = "Drop it again: that goes on where it stopped."
+            report.find("sessions", Severity.NOTE, spoken(session), "it is being dropped", action, session=session)
+            return
         ready = await _ready_of(reader, session, report)
         async for records, thread in all_threads(reader, session, report):
             await examine_thread(reader, session, records, thread, ready, report)
