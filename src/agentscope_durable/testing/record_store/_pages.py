@@ -28,6 +28,7 @@ from agentscope_durable.testing.record_store._stage import (
     StoreStage,
     always,
     change,
+    four_rows,
 )
 
 
