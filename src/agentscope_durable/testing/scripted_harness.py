@@ -575,6 +575,8 @@ class _Play:
                     await asyncio.wait({opened, changed}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
+            # What a gate raises is raised in who waits there: a model whose stream is cut, a tool that fails.
+            opened.result()
             return True
         finally:
             opened.cancel()

@@ -1,0 +1,444 @@
+"""A whole world of hosts on one event loop, under one clock, decided by one number.
+
+Rule 1: an actor is what would be a process: a host, a client, the store. Its callbacks run in the order that asyncio
+promises; which actor goes next is drawn from the seed.
+Rule 2: nothing is waited for. When no actor has anything to do, the clock goes to the next timer.
+Rule 3: a frozen actor is a stopped process: it runs nothing, and when it thaws all its timers are late. A killed one is
+dead: nothing of it runs again, not even its `finally`.
+
+    loop = SimulatedLoop(seed=7)
+    loop.start(one_host(), actor="a")
+    loop.start(another_host(), actor="b")
+    loop.run(the_story())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+from agentscope_durable.spi.environment import Thread
+
+__all__ = ["ACTOR", "Overrun", "SimulatedClock", "SimulatedEnvironment", "SimulatedLoop", "Stuck"]
+
+T = TypeVar("T")
+
+ACTOR: Final = contextvars.ContextVar("actor", default="world")
+"""Which actor the running callback belongs to. Tasks pass it on to what they begin."""
+
+THREAD_SECONDS: Final = 60.0
+"""Real seconds that `drive` waits for a thread before it gives up."""
+
+
+class Stuck(Exception):
+    """The story cannot go on: nobody has anything to do and no timer is set."""
+
+
+class Overrun(Exception):
+    """The story took more callbacks than it may."""
+
+
+class _Future(asyncio.Future[Any]):
+    """asyncio keeps futures in sets; numbers instead of addresses keep the order of these the same in every run."""
+
+    def __init__(self, *, loop: SimulatedLoop) -> None:
+        self._number = loop.number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Task(asyncio.Task[Any]):
+    def __init__(self, work: Coroutine[Any, Any, Any], *, loop: SimulatedLoop, **options: Any) -> None:
+        self._number = loop.number()
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Actor:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: deque[asyncio.Handle] = deque()
+        self.late: list[asyncio.Handle] = []
+        self.frozen = False
+        self.dead = False
+        self.tasks: dict[_Task, None] = {}
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the top of this file.
+
+    Args:
+        seed: decides who goes next.
+        stay: how likely the actor that ran last goes on while others are ready; 0 mixes them most.
+        steps_max: callbacks that one `run` may take.
+    """
+
+    def __init__(self, seed: int | str, *, stay: float = 0.0, steps_max: int = 5_000_000) -> None:
+        self._random = random.Random(f"loop {seed}")  # noqa: S311 - a seed is what it is for
+        self._stay = stay
+        self._steps_max = steps_max
+        self._now = 0.0
+        self._numbers = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, _Actor]] = []
+        self._actors: dict[str, _Actor] = {}
+        self._ready: list[_Actor] = []
+        self._last: _Actor | None = None
+        self._running = False
+        self._closed = False
+        self._main = threading.get_ident()
+        self._arrived = threading.Condition()
+        self._from_threads: deque[asyncio.Handle] = deque()
+        self.steps = 0
+        self.trace = 0
+        """A number that says in which order everything ran: equal for equal stories."""
+        self.errors: list[dict[str, Any]] = []
+        """What asyncio reports of exceptions that nobody took."""
+
+    # ------------------------------------------------------------ actors
+
+    def _actor(self, name: str) -> _Actor:
+        actor = self._actors.get(name)
+        if actor is None:
+            actor = self._actors[name] = _Actor(name)
+        return actor
+
+    def _own(self, context: contextvars.Context | None) -> _Actor:
+        return self._actor(ACTOR.get() if context is None else context.get(ACTOR, "world"))
+
+    def start(self, work: Coroutine[Any, Any, T], *, actor: str, name: str | None = None) -> asyncio.Task[T]:
+        """Begin a task of an actor, which is made if there is none of this name."""
+        return self.create_task(work, name=name, context=self.context_of(actor))
+
+    def context_of(self, actor: str) -> contextvars.Context:
+        context = contextvars.copy_context()
+        context.run(ACTOR.set, actor)
+        return context
+
+    def freeze(self, actor: str) -> None:
+        """Stop it where it stands, as SIGSTOP does."""
+        one = self._actor(actor)
+        one.frozen = True
+        self._rest(one)
+
+    def thaw(self, actor: str) -> None:
+        one = self._actor(actor)
+        one.frozen = False
+        one.ready.extend(one.late)
+        one.late.clear()
+        if one.ready and one not in self._ready:
+            self._ready.append(one)
+
+    def kill(self, actor: str) -> None:
+        """End it, as SIGKILL does."""
+        one = self._actor(actor)
+        one.dead = True
+        one.ready.clear()
+        one.late.clear()
+        self._rest(one)
+
+    def _rest(self, actor: _Actor) -> None:
+        if actor in self._ready:
+            self._ready.remove(actor)
+
+    def is_dead(self, actor: str) -> bool:
+        return actor in self._actors and self._actors[actor].dead
+
+    def is_frozen(self, actor: str) -> bool:
+        return actor in self._actors and self._actors[actor].frozen
+
+    # ------------------------------------------------------------ running
+
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        """Run until this coroutine has ended; the others stand still then.
+
+        Raises:
+            Stuck, Overrun: it did not end.
+        """
+        task = self.create_task(story)
+        self._run_while(lambda: not task.done(), strict=True)
+        return task.result()
+
+    def bury(self, seconds: float = 600.0) -> None:
+        """After the story: end all that is left in an orderly way, so that nothing is ended by the garbage collector.
+
+        The dead come back for this, to be cancelled: whatever they are given must lead nowhere by then.
+        """
+        for actor in self._actors.values():
+            actor.dead = False
+            if actor.frozen:
+                self.thaw(actor.name)
+        until = self._now + seconds
+
+        def left() -> list[_Task]:
+            return [task for actor in self._actors.values() for task in actor.tasks if not task.done()]
+
+        while (tasks := left()) and self._now < until:
+            for task in tasks:
+                task.cancel()
+            deadline = self._now + 30.0
+            self._run_while(lambda deadline=deadline: bool(left()) and self._now < deadline, strict=False)
+        for task in left():
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
+        self._closed = True
+
+    def _run_while(self, wanted: Callable[[], bool], *, strict: bool) -> None:
+        before = sys.get_asyncgen_hooks()
+        collecting = gc.isenabled()
+        gc.disable()  # When garbage is found must not decide who goes next.
+        sys.set_asyncgen_hooks(finalizer=self._finish_generator)
+        previous = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        self._running = True
+        limit = self.steps + self._steps_max
+        try:
+            while wanted():
+                if not self._step():
+                    if strict:
+                        raise Stuck(f"nothing to do at {self._now:.3f} s")
+                    return
+                if self.steps > limit:
+                    raise Overrun(f"{self._steps_max} callbacks, at {self._now:.3f} s")
+        finally:
+            self._running = False
+            asyncio._set_running_loop(previous)
+            sys.set_asyncgen_hooks(*before)
+            if collecting:
+                gc.enable()
+
+    def _step(self) -> bool:
+        """One callback; False when there is none, now or later."""
+        self._take_from_threads()
+        ready = self._ready
+        while not ready:
+            if not self._next_timer():
+                return False
+        if len(ready) == 1:
+            actor = ready[0]
+        elif self._last in ready and self._random.random() < self._stay:
+            assert self._last is not None
+            actor = self._last
+        else:
+            actor = ready[int(self._random.random() * len(ready))]
+        self._last = actor
+        handle = actor.ready.popleft()
+        if not actor.ready:
+            ready.remove(actor)
+        if not handle.cancelled():
+            self.steps += 1
+            self.trace = hash((self.trace, len(actor.ready), len(self._timers), len(ready)))
+            handle._run()
+        return True
+
+    def _next_timer(self) -> bool:
+        """Go to the next timer and make what is due then ready."""
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return False
+        self._now = max(self._now, self._timers[0][0])
+        while self._timers and self._timers[0][0] <= self._now:
+            _, _, handle, actor = heapq.heappop(self._timers)
+            handle._scheduled = False  # type: ignore[attr-defined] # pyright: ignore
+            if handle.cancelled() or actor.dead:
+                continue
+            if actor.frozen:
+                actor.late.append(handle)
+            else:
+                self._put(handle, actor)
+        return True
+
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end while the world stands still. It may wait for threads, and for nothing else.
+
+        So a store with threads of its own answers at one moment of the simulated time, whatever the machine does.
+        """
+        try:
+            waits_for = work.send(None)
+            while True:
+                while waits_for is not None and not waits_for.done():
+                    self._hear_a_thread()
+                waits_for = work.send(None)
+        except StopIteration as stop:
+            return stop.value
+
+    def _hear_a_thread(self) -> None:
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._from_threads, THREAD_SECONDS):
+                raise Stuck("a thread was waited for, and did not answer")
+            handles, self._from_threads = list(self._from_threads), deque()
+        for handle in handles:
+            handle._run()
+
+    def _take_from_threads(self) -> None:
+        if not self._from_threads:
+            return
+        with self._arrived:
+            handles, self._from_threads = list(self._from_threads), deque()
+        for handle in handles:
+            self._put(handle, self._actor("threads"))
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if not self._closed and not self._own(None).dead:
+            self.create_task(generator.aclose())
+
+    # ------------------------------------------------------------ what asyncio asks of a loop
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def time(self) -> float:
+        return self._now
+
+    def _put(self, handle: asyncio.Handle, actor: _Actor) -> None:
+        if actor.dead or self._closed:
+            return
+        if not actor.ready and not actor.frozen:
+            self._ready.append(actor)
+        actor.ready.append(handle)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # pyright: ignore
+        handle = asyncio.Handle(callback, args, self, context)
+        self._put(handle, self._own(context))
+        return handle
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # pyright: ignore
+        if threading.get_ident() == self._main:
+            return self.call_soon(callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        with self._arrived:
+            self._from_threads.append(handle)
+            self._arrived.notify()
+        return handle
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # pyright: ignore
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        actor = self._own(context)
+        if not actor.dead and not self._closed:
+            handle._scheduled = True  # type: ignore[attr-defined] # pyright: ignore
+            heapq.heappush(self._timers, (when, self.number(), handle, actor))
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # pyright: ignore
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:  # pyright: ignore
+        actor = self._own(context)
+        task = _Task(coro, loop=self, name=name, context=context)
+        # Held strongly: what the dead were doing must not be closed, which would run their `finally`.
+        actor.tasks[task] = None
+        task.add_done_callback(lambda done: actor.tasks.pop(task, None))
+        return task
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """They are finished when they are dropped."""
+
+
+class SimulatedClock:
+    """The clocks of the one machine that the world is on: pass it to a store as its `clock`.
+
+    `boot_ms` follows the loop; the wall clock can be set.
+    """
+
+    boot_id = "simulated"
+
+    def __init__(self, loop: SimulatedLoop, *, start_ms: int = 1_700_000_000_000) -> None:
+        self._loop = loop
+        self._start_ms = start_ms
+
+    def __call__(self) -> int:
+        return self.wall_ms()
+
+    def wall_ms(self) -> int:
+        return self._start_ms + int(self._loop.time() * 1000)
+
+    def boot_ms(self) -> int:
+        return 60_000 + int(self._loop.time() * 1000)
+
+    def jump(self, milliseconds: int) -> None:
+        """Set the wall clock forward or back; no time passes."""
+        self._start_ms += milliseconds
+
+
+class _Pause:
+    """One turn of the loop for the others."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class SimulatedEnvironment:
+    """Time and chance of one actor. Threads are real: only what is awaited through `SimulatedLoop.drive` may use them.
+
+    Args:
+        seed: of the random bytes; every actor needs its own.
+    """
+
+    def __init__(self, loop: SimulatedLoop, seed: str) -> None:
+        self._loop = loop
+        self._random = random.Random(f"bytes {seed}")  # noqa: S311 - a seed is what it is for
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await _Pause()
+            return
+        woken = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+    def start_thread(self, target: Callable[[], None], *, name: str) -> Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    async def call_in_thread(self, call: Callable[[], T]) -> T:
+        await _Pause()
+        return call()
+
+
+def _wake(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)
+

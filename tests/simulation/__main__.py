@@ -1,0 +1,176 @@
+"""`python -m tests.simulation`: play stories, say what was reached, and print the shortest form of what failed.
+
+    --seed 7              one story, with its schedule
+    --seeds 200           stories 0..199
+    --mutant fence        with a known bug planted: it must be found
+    --report build/simulation-report   write what was done
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.schedule import Schedule, draw
+from tests.simulation.shrink import shrink
+from tests.simulation.sometimes import MUST, unreached
+from tests.simulation.story import Outcome, play
+
+KEPT = Path(__file__).with_name("kept.jsonl")
+"""Stories that failed once, one a line."""
+
+
+def store_of(seed: int) -> str:
+    """Every fourth story is on SQLite."""
+    return "sqlite" if seed % 4 == 3 else "memory"
+
+
+def kept() -> list[tuple[str, Schedule]]:
+    """Why each was kept, and the story."""
+    if not KEPT.exists():
+        return []
+    lines = [json.loads(line) for line in KEPT.read_text().splitlines() if line]
+    return [(line["why"], Schedule.decode(json.dumps(line["schedule"]))) for line in lines]
+
+
+def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
+    seed = outcome.plan.seed
+    print(f"REPLAY seed={seed} store={outcome.plan.store}{f' mutant={mutant}' if mutant else ''}")
+    print(f"  {outcome.violation}")
+    if shorter:
+        small = shrink(outcome)
+        print(f"  cut down to {len(small.plan.wishes)} wishes, {len(small.plan.faults)} faults: {small.violation}")
+        for wish in small.plan.wishes:
+            print(f"    {wish}")
+        for fault in small.plan.faults:
+            print(f"    {fault}")
+        print(f"  {small.plan.encode()}")
+    cause = outcome.violation.__cause__ if outcome.violation is not None else None
+    if cause is not None:
+        import traceback
+
+        traceback.print_exception(cause)
+
+
+def _one(job: tuple[int, str]) -> tuple[int, str, int, int, dict[str, int], int]:
+    seed, store = job
+    outcome = play(draw(seed, store))
+    return (
+        seed,
+        "" if outcome.violation is None else str(outcome.violation),
+        outcome.steps,
+        len(outcome.plan.faults),
+        dict(outcome.audit.sometimes),
+        len(outcome.plan.wishes),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--store", choices=("memory", "sqlite"))
+    parser.add_argument("--mutant", choices=sorted(MUTANTS))
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--raw", action="store_true", help="do not cut a failing story down")
+    given = parser.parse_args()
+    # Names in sets have an order of their own in each process; a story must not depend on it.
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    logging.disable(logging.CRITICAL)
+    if given.seed is not None:
+        return one(given)
+    if given.mutant is not None:
+        return mutant(given)
+    return many(given)
+
+
+def one(given: Any) -> int:
+    with MUTANTS[given.mutant]() if given.mutant else nullcontext():
+        outcome = play(draw(given.seed, given.store or store_of(given.seed)))
+        print(f"seed {given.seed}: {outcome.steps} callbacks, {outcome.seconds:.0f} simulated seconds")
+        if outcome.failed:
+            say(outcome, mutant=given.mutant or "", shorter=not given.raw)
+    for what, count in sorted(outcome.audit.sometimes.items()):
+        print(f"  {count:5} {what}")
+    return int(outcome.failed)
+
+
+def mutant(given: Any) -> int:
+    with MUTANTS[given.mutant]():
+        for number, seed in enumerate(range(given.first, given.first + given.seeds), 1):
+            # A planted bug may be one store's.
+            outcome = play(draw(seed, given.store or "memory"))
+            if outcome.failed:
+                print(f"mutant {given.mutant}: found within {number} seeds: {str(outcome.violation)[:200]}")
+                return 0
+    print(f"mutant {given.mutant}: NOT found within {given.seeds} seeds")
+    return 1
+
+
+def many(given: Any) -> int:
+    began, bad, steps, faults, wishes = time.monotonic(), [], 0, 0, 0
+    sometimes: Counter[str] = Counter()
+    for why, plan in kept():
+        outcome = play(plan)
+        if outcome.failed:
+            print(f"a kept story fails again ({why})")
+            say(outcome, shorter=False)
+            bad.append((plan.seed, str(outcome.violation)))
+    jobs = [(seed, given.store or store_of(seed)) for seed in range(given.first, given.first + given.seeds)]
+    with multiprocessing.get_context("spawn").Pool(given.jobs, _quiet) if given.jobs > 1 else nullcontext() as pool:
+        for seed, problem, did, went_wrong, reached, asked in map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8):
+            steps, faults, wishes = steps + did, faults + went_wrong, wishes + asked
+            sometimes.update(reached)
+            if problem:
+                bad.append((seed, problem))
+                store = given.store or store_of(seed)
+                say(play(draw(seed, store)), shorter=not given.raw and len(bad) <= 3)
+    seconds = time.monotonic() - began
+    missing = unreached(sometimes) if given.seeds >= 200 else []
+    lines = [
+        f"source {digest()}",
+        f"seeds {given.first}..{given.first + given.seeds - 1}, {len(kept())} kept stories",
+        f"{len(bad)} violations, {steps} callbacks, {wishes} wishes, {faults} faults",
+        f"{seconds:.0f} s, {given.seeds / max(seconds, 0.001):.2f} seeds/s",
+        *(f"{'' if sometimes[what] else 'NOT REACHED '}{sometimes[what]:7} {what}" for what in sorted({*sometimes, *MUST})),
+        *(f"VIOLATION seed {seed}: {problem}" for seed, problem in bad),
+    ]
+    print("\n".join(lines))
+    if given.report is not None:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
+        given.report.write_text("\n".join(lines) + "\n")
+    if missing:
+        print("not reached: " + ", ".join(missing))
+    return int(bool(bad or missing))
+
+
+def _quiet() -> None:
+    logging.disable(logging.CRITICAL)
+
+
+def digest() -> str:
+    """Of the product and the simulator: what the figures are about."""
+    root = Path(__file__).resolve().parents[2]
+    whole = hashlib.sha256()
+    for folder in ("src", "tests/simulation"):
+        for path in sorted((root / folder).rglob("*.py")):
+            whole.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Known bugs, planted at run time: a simulator that does not find them finds nothing.
+
+Each is a mistake that somebody has made in such a system. They change the product from outside and are undone at the
+end; nothing in the product knows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from agentscope_durable.contracts import commands as c
+from agentscope_durable.contracts.errors import RevisionConflict
+from agentscope_durable.domain.rules import RULES
+from agentscope_durable.domain.step import tools
+from agentscope_durable.runtime.host import Delivery
+from agentscope_durable.runtime.run import LiveRun
+from agentscope_durable.runtime.scheduler import Scheduler
+from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.testing import scripted_harness
+
+
+@contextmanager
+def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def fence() -> Iterator[None]:
+    """The fence is not looked at: whoever once owned a Thread may commit for it."""
+    before = dict(RULES)
+
+    def blind(decide: Any) -> Any:
+        def decided(command: Any, seed: bytes, view: Any, now_ms: int) -> Any:
+            active = None if view.head is None else view.head.threads.get(command.thread_id)
+            if active is not None and active.turn_id == command.turn_id:
+                command = replace(command, fence=active.fence)
+                if isinstance(command, c.CommitStep):
+                    command = replace(command, expected_position=active.position)
+            return decide(command, seed, view, now_ms)
+
+        return decided
+
+    for kind in (c.CommitStep, c.SettleTurn, c.PostponeSettlement):
+        RULES[kind] = RULES[kind]._replace(decide=blind(RULES[kind].decide))
+    try:
+        yield
+    finally:
+        RULES.update(before)
+
+
+@contextmanager
+def double_apply() -> Iterator[None]:
+    """A commit whose answer was lost is sent again at the place after it."""
+    before = LiveRun._deliver
+
+    async def deliver(self: Any, step: Any) -> Any:
+        delivery = Delivery(self._host)
+        try:
+            return await delivery.send(step)
+        except RevisionConflict as error:
+            if not delivery.unsure:
+                raise
+            return await before(self, replace(step, expected_position=error.actual))
+
+    with _instead(LiveRun, "_deliver", deliver):
+        yield
+
+
+@contextmanager
+def lost_scan() -> Iterator[None]:
+    """Nobody looks for Threads whose owner is gone."""
+
+    async def nothing(self: Any) -> AsyncIterator[Any]:
+        for one in ():
+            yield one
+
+    with _instead(Scheduler, "_lost", nothing):
+        yield
+
+
+@contextmanager
+def early_never_rerun() -> Iterator[None]:
+    """A tool that must not run again does, when its Run was lost."""
+
+    async def again(self: Any, call: Any, wanted: Any) -> None:
+        await self._run_local(call, wanted)
+
+    with _instead(scripted_harness._Play, "_resume_local", again), _instead(tools, "_check_tool", lambda *_: None):
+        yield
+
+
+@contextmanager
+def gap_in_sequence() -> Iterator[None]:
+    """A commit of several events takes one number too many."""
+    before = MemoryRecordStore._write
+
+    def write(self: Any, partition: Any, session: Any, change: Any, now_ms: Any) -> Any:
+        committed = before(self, partition, session, change, now_ms)
+        if change.entry is not None and change.entry.count >= 4:
+            session.next_seq += 1
+        return committed
+
+    with _instead(MemoryRecordStore, "_write", write):
+        yield
+
+
+MUTANTS: dict[str, Callable[[], Any]] = {
+    "fence": fence,
+    "double_apply": double_apply,
+    "lost_scan": lost_scan,
+    "early_never_rerun": early_never_rerun,
+    "gap_in_sequence": gap_in_sequence,
+}

@@ -1,0 +1,412 @@
+"""What happens in a simulated story, as data: who asks for what and when, and what goes wrong.
+
+A schedule is drawn from a seed, or read from a file. Taking things out of it leaves the others as they are, which is
+how a failing one is cut down to what is needed.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from agentscope_durable.contracts.status import ReplayRule
+from agentscope_durable.testing.scripted_harness import Action, Call, Emit, Fail, Round, Wait
+
+HOSTS = ("a", "b", "c")
+OWNER = "owner"
+"""In the place of a host: whichever owns a Thread at that time, if one does."""
+CLIENTS = ("x", "y")
+ROUTE = "hands"
+SIGNALS = ("x.go", "x.stop")
+STORY_SECONDS = 60.0
+"""Simulated seconds in which things are asked for and go wrong; then the faults stop."""
+
+
+# ---- what clients ask for; `turn` is the number of a submitted task within the story ----
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Attributes:
+    text: names the script; the same request with another text is another request.
+    """
+
+    at: float
+    client: str
+    thread: str
+    turn: int
+    request: str
+    text: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A control of a Turn.
+
+    Attributes:
+        what: steer, inject, withdraw, cancel, pause, resume, signal, respond, edit, refuse, reconcile, release.
+        target: request id of a withdraw, key of a signal.
+    """
+
+    at: float
+    client: str
+    turn: int
+    request: str
+    what: str
+    target: str = ""
+
+
+class Resource(msgspec.Struct, frozen=True, tag="resource"):
+    """Attributes:
+    what: thread, close_thread, close_session, restore, fork, prune, doctor, session.
+    """
+
+    at: float
+    client: str
+    what: str
+    request: str
+    thread: str = "main"
+    target: str = ""
+    pick: float = 0.0
+
+
+Wish = Submit | Ask | Resource
+
+
+# ---- what goes wrong ----
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    at: float
+    host: str
+    back: float
+
+
+class Point(msgspec.Struct, frozen=True, tag="point"):
+    """Kill the host at the nth passage of a failpoint."""
+
+    host: str
+    name: str
+    nth: int
+    back: float
+
+
+class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
+    at: float
+    host: str
+    seconds: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """An orderly end: `close`, or `drain` and then close."""
+
+    at: float
+    host: str
+    how: str
+    back: float
+
+
+class Jump(msgspec.Struct, frozen=True, tag="jump"):
+    at: float
+    seconds: int
+
+
+class Store(msgspec.Struct, frozen=True, tag="store"):
+    """What becomes of the nth call of a method of the store that one process begins from `at` on.
+
+    Attributes:
+        how: fail (nothing done), lost (done, reported as unknown), ghost (reported as unknown, and done later), slow,
+            killed (the caller dies with the call under way), dead (done, and the caller dies before it hears of it).
+    """
+
+    at: float
+    who: str
+    method: str
+    nth: int
+    how: str
+    seconds: float = 0.0
+    back: float = 5.0
+
+
+class Storm(msgspec.Struct, frozen=True, tag="storm"):
+    """For a while every transaction may fare like this, at the given rate."""
+
+    at: float
+    seconds: float
+    how: str
+    rate: float
+
+
+class Deaf(msgspec.Struct, frozen=True, tag="deaf"):
+    """No hint arrives anywhere."""
+
+    at: float
+    seconds: float
+
+
+Fault = Kill | Point | Freeze | Stop | Jump | Store | Storm | Deaf
+
+
+class Observer(msgspec.Struct, frozen=True):
+    """Attributes:
+    how: stream or subscription.
+    slow: seconds each fact takes it.
+    fails: every so manieth call of its callback raises; 0: none.
+    """
+
+    at: float
+    how: str
+    slow: float
+    fails: int
+    deltas: bool
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A whole story."""
+
+    seed: int
+    store: str
+    hosts: int
+    lease: float
+    poll: float
+    stay: float
+    latency: float
+    hints_lost: float
+    may_query: bool
+    may_cancel: bool
+    takeovers_max: int
+    wishes: tuple[Wish, ...]
+    faults: tuple[Fault, ...]
+    observers: tuple[Observer, ...]
+    scripts: dict[str, tuple[Action, ...]]
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def decode(text: str | bytes) -> Schedule:
+        return msgspec.json.decode(text, type=Schedule)
+
+
+# ---- drawing one ----
+
+
+POINTS = (
+    *("model.request.before", "model.request.after", "tool.local.before", "tool.local.after"),
+    *("executor.start.before", "executor.start.after", "executor.query.before", "executor.query.after"),
+    *("executor.cancel.before", "executor.cancel.after"),
+)
+
+
+class _Draw:
+    def __init__(self, seed: int, store: str) -> None:
+        self.r = random.Random(f"schedule {seed}")
+        self.seed = seed
+        self.store = store
+        self.requests = 0
+        self.moments: list[float] = []
+        self.lease = self.r.choice((2.0, 5.0, 10.0))
+        self.poll = self.r.choice((0.5, 1.0, 3.0))
+
+    def chance(self, p: float) -> bool:
+        return self.r.random() < p
+
+    def request(self) -> str:
+        self.requests += 1
+        return f"r{self.requests}"
+
+    # ---- scripts ----
+
+    def call(self, name: str, number: int) -> Call:
+        r = self.r
+        kind = r.choices(("local", "external", "approval", "manual"), (5, 4, 3, 1))[0]
+        how = r.choices(("ok", "raise", "error"), (8, 1, 1))[0]
+        seconds = r.choice((0.0, 0.2, 1.0, 4.0, 10.0))
+        arguments: dict[str, Any] = {"effect": f"{name}.{number}", "seconds": seconds, "how": how}
+        return Call(
+            kind=kind,
+            name="ask" if kind == "manual" else "work",
+            arguments=arguments,
+            route=ROUTE if kind == "external" else "",
+            rule=ReplayRule.SAFE if kind == "local" and self.chance(0.3) else ReplayRule.NEVER,
+        )
+
+    def gate(self) -> str:
+        """How long the model takes, and whether its stream is cut on the way."""
+        if self.chance(0.12):
+            return f"cut {self.r.randrange(10**6)} {self.r.choice((1, 1, 2, 6))} {self.r.choice((0.1, 1.0))}"
+        return f"wait {self.r.choice((0.1, 1.0, 4.0, 9.0))}" if self.chance(0.75) else ""
+
+    def script(self, name: str) -> tuple[Action, ...]:
+        r = self.r
+        script: list[Action] = []
+        for number in range(r.choices((0, 1, 2, 3, 4), (2, 4, 4, 2, 1))[0]):
+            kind = r.choices(("say", "call", "calls", "wait", "emit", "fail"), (3, 7, 3, 1, 1, 1))[0]
+            if kind == "say":
+                script.append(Round(text=f"{name} says {number}", gate=self.gate()))
+            elif kind == "call":
+                script.append(Round(calls=(self.call(f"{name}.{number}", 0),), gate=self.gate()))
+            elif kind == "calls":
+                count = r.choice((2, 2, 3))
+                script.append(
+                    Round(calls=tuple(self.call(f"{name}.{number}", n) for n in range(count)), text=f"{name} does")
+                )
+            elif kind == "wait":
+                script.append(Wait(key=r.choice(SIGNALS)))
+            elif kind == "emit":
+                script.append(Emit(type="x.story.told", value={"turn": name, "number": number}))
+            else:
+                script.append(Fail(kind=r.choice(("OSError", "ValueError", "TimeoutError")), runs=r.choice((1, 2, 5))))
+        script.append(Round(text=f"{name} ends|{{inputs}}|{{results}}|{{context}}", gate=self.gate(), last=True))
+        return tuple(script)
+
+    # ---- wishes ----
+
+    def at(self) -> float:
+        """Any time, or close to one at which something is asked for."""
+        if self.moments and self.chance(0.7):
+            return self.near(self.r.choice(self.moments))
+        return round(self.r.uniform(0.0, STORY_SECONDS), 3)
+
+    def near(self, at: float) -> float:
+        """Soon after, most often: races are made of that."""
+        return round(at + self.r.choice((0.0, 0.05, 0.3, 1.0, 3.0, 10.0)) * self.r.uniform(0.3, 1.5), 3)
+
+    def draw(self) -> Schedule:
+        r = self.r
+        wishes: list[Wish] = []
+        scripts: dict[str, tuple[Action, ...]] = {}
+        threads = ["main"]
+        if self.chance(0.5):
+            threads.append("side")
+            wishes.append(Resource(round(r.uniform(0, 8), 3), r.choice(CLIENTS), "thread", self.request(), "side"))
+        turns = r.randint(1, 7)
+        for number in range(turns):
+            at, thread, name = round(r.uniform(0.0, STORY_SECONDS * 0.6), 3), r.choice(threads), f"T{number}"
+            scripts[name] = self.script(name)
+            request = self.request()
+            wishes.append(Submit(at, r.choice(CLIENTS), thread, number, request, name))
+            if self.chance(0.3):
+                wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, name))
+            if self.chance(0.1):
+                other = f"{name} other"
+                scripts[other] = (Round(text=f"{other} ends|{{inputs}}|{{results}}|{{context}}", last=True),)
+                wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, other))
+            self.controls(wishes, number, at)
+        for _ in range(r.choice((0, 0, 1, 2))):
+            what = r.choices(
+                ("restore", "fork", "prune", "doctor", "close_thread", "close_session", "session"),
+                (3, 3, 3, 1, 1, 0.5, 1),
+            )[0]
+            at = self.at()
+            thread = r.choice(threads)
+            wishes.append(
+                Resource(at, r.choice(CLIENTS), what, self.request(), thread, f"copy{len(wishes)}", round(r.random(), 3))
+            )
+        wishes.sort(key=lambda wish: wish.at)
+        self.moments = [wish.at for wish in wishes]
+        return Schedule(
+            seed=self.seed,
+            store=self.store,
+            hosts=r.choices((1, 2, 3), (1, 4, 3))[0],
+            lease=self.lease,
+            poll=self.poll,
+            stay=r.choice((0.0, 0.5, 0.9)),
+            latency=r.choice((0.001, 0.02, 0.2)),
+            hints_lost=r.choice((0.0, 0.1, 0.5, 1.0)),
+            may_query=self.chance(0.6),
+            may_cancel=self.chance(0.6),
+            takeovers_max=r.choice((5, 5, 2)),
+            wishes=tuple(wishes),
+            faults=self.faults(),
+            observers=self.observers(),
+            scripts=scripts,
+        )
+
+    def controls(self, wishes: list[Wish], turn: int, at: float) -> None:
+        r = self.r
+        kinds = ("steer", "inject", "withdraw", "cancel", "pause", "resume", "signal", "respond", "edit", "refuse")
+        weights = (4, 2, 3, 2, 3, 3, 2, 6, 1, 2)
+        inputs: list[str] = []
+        for _ in range(r.choice((0, 1, 2, 4, 8))):
+            what = r.choices(kinds, weights)[0]
+            if what == "withdraw" and not inputs:
+                what = "steer"
+            request = self.request()
+            if what in ("steer", "inject"):
+                inputs.append(request)
+            target = r.choice(inputs) if what == "withdraw" else r.choice(SIGNALS) if what == "signal" else ""
+            when = self.near(at) if self.chance(0.7) else self.at()
+            if self.chance(0.5):
+                at = when
+            wishes.append(Ask(when, r.choice(CLIENTS), turn, request, what, target))
+            if self.chance(0.15):
+                # The same request again, from elsewhere.
+                wishes.append(Ask(self.near(when), r.choice(CLIENTS), turn, request, what, target))
+            if self.chance(0.04):
+                wishes.append(Ask(self.near(when), r.choice(CLIENTS), turn, request, r.choice(kinds[:5]), target or "r0"))
+        for _ in range(r.choice((0, 0, 1, 2))):
+            wishes.append(Ask(self.near(at), r.choice(CLIENTS), turn, self.request(), r.choice(("reconcile", "release"))))
+
+    # ---- faults ----
+
+    def faults(self) -> tuple[Fault, ...]:
+        """A few kinds in each story, many of each: a bit of everything everywhere reaches less."""
+        r = self.r
+        kinds = [kind for kind in ("kill", "point", "freeze", "stop", "jump", "store", "storm", "deaf") if self.chance(0.45)]
+        faults: list[Fault] = []
+        for kind in kinds:
+            for _ in range(r.choice((1, 2, 3, 5))):
+                faults.append(self.fault(kind))
+        return tuple(faults)
+
+    def fault(self, kind: str) -> Fault:
+        r, host = self.r, self.r.choice((*HOSTS, OWNER, OWNER, OWNER, OWNER))
+        if kind == "point":
+            host = r.choice(HOSTS)
+        back = r.choice((0.5, 3.0, 10.0, 30.0))
+        match kind:
+            case "kill":
+                return Kill(self.at(), host, back)
+            case "point":
+                return Point(host, r.choice(POINTS), r.choice((1, 1, 2, 3, 5)), back)
+            case "freeze":
+                # Most often about as long as its lease: it wakes as somebody takes over.
+                about = self.lease * r.choice((1.0, 1.0, 1.0, 2.0, 4.0)) + r.uniform(-0.2, 1.0) * self.poll
+                return Freeze(self.at(), host, round(r.choice((0.5, about, about, about)), 3))
+            case "stop":
+                return Stop(self.at(), host, r.choice(("close", "drain")), back)
+            case "jump":
+                return Jump(self.at(), r.choice((3600, -3600, 40, -40)))
+            case "deaf":
+                return Deaf(self.at(), r.choice((5.0, 30.0)))
+            case "storm":
+                seconds = r.choice((3.0, 10.0, 40.0))
+                return Storm(self.at(), seconds, r.choice(("fail", "lost", "lost", "ghost", "slow")), r.choice((0.1, 0.3)))
+            case _:
+                who = r.choice((*HOSTS, OWNER, OWNER, OWNER, *CLIENTS))
+                how = r.choice(("fail", "lost", "lost", "ghost", "slow", "killed", "dead"))
+                if who in CLIENTS and how in ("killed", "dead"):
+                    how = "lost"
+                method = r.choices(("transact", "read", "ready", "renew"), (8, 1, 1, 1))[0]
+                if method != "transact" and how in ("lost", "ghost"):
+                    how = "fail"
+                seconds = r.choice((0.5, 3.0, 8.0, 20.0))
+                return Store(self.at(), who, method, r.choice((1, 1, 2, 3, 5)), how, seconds, back)
+
+    def observers(self) -> tuple[Observer, ...]:
+        r = self.r
+        return tuple(
+            Observer(
+                at=r.choice((0.0, 0.0, self.at())),
+                how=r.choice(("stream", "subscription")),
+                slow=r.choice((0.0, 0.0, 0.2, 2.0)),
+                fails=r.choice((0, 0, 3, 7)),
+                deltas=self.chance(0.5),
+            )
+            for _ in range(r.choice((0, 1, 2)))
+        )
+
+
+def draw(seed: int, store: str = "memory") -> Schedule:
+    return _Draw(seed, store).draw()
