@@ -11,7 +11,7 @@ import pytest
 from agentscope_durable.backend.transaction import NoWakeups
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import LEASE_KEPT_MS
-from agentscope_durable.contracts.commands import ReconcileTool, ReleaseTurn, RunEnd
+from agentscope_durable.contracts.commands import Claim, ClaimExecution, ReconcileTool, ReleaseTurn, RunEnd
 from agentscope_durable.contracts.errors import Fenced, Misuse, TurnFailed, Unavailable, Uncertain
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
@@ -159,6 +159,44 @@ async def test_a_stale_owner_commits_nothing(hosts: Hosts, clock: ManualClock) -
     assert {
         event.run_id for event in await all_events(again) if event.type == "message.completed" and event.run_id
     } == {won.run_id}
+
+
+class _WakesFirst:
+    """A backend over which another host renews its lease just before each claim is decided."""
+
+    def __init__(self, backend: Any, owner: str) -> None:
+        self._backend = backend
+        self._owner = owner
+        self.claims = asyncio.Event()
+
+    async def execute(self, command: Any, **options: Any) -> Any:
+        if not isinstance(command, Claim | ClaimExecution):
+            return await self._backend.execute(command, **options)
+        await asyncio.to_thread(self._backend.records.renew, self._owner, LEASE_MS, b"")
+        answer = await self._backend.execute(command, **options)
+        self.claims.set()
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+@pytest.mark.spec("RC-01", "RC-02")
+async def test_a_host_that_renews_before_it_is_taken_over_keeps_its_thread(hosts: Hosts, clock: ManualClock) -> None:
+    """Found by the simulator: whoever had seen an expired lease took the Thread although it was renewed meanwhile."""
+    gates = Gates()
+    script = [local("t", gate="g"), final("{results}")]
+    first = await hosts.open(ScriptedHarness(script, gates=gates))
+    turn = await submit(first)
+    await gates.reached("g")
+    clock.advance(LEASE_MS + 1)
+    late = _WakesFirst(hosts.backend, first.owner)
+    await hosts.open(ScriptedHarness(script, gates=gates), backend=late)
+    await asyncio.wait_for(late.claims.wait(), SECONDS)
+    gates.open("g")
+
+    assert str(await turn.wait(SECONDS)) == "ok"
+    assert [run.owner for run in await turn.list_runs()] == [first.owner]
 
 
 @pytest.mark.spec("RC-03", "BE-03", "BE-13", "LF-10", "RT-22")

@@ -175,12 +175,12 @@ class Dispatcher:
     async def _lost(self) -> AsyncIterator[tuple[ReadyItem, tuple[str, ...]]]:
         """Executions that a host had in hand when it was lost."""
         left = FORGET_MAX
-        async for owner in dead_owners(self._host, self._empty):
+        async for owner, dead in dead_owners(self._host, self._empty):
             empty = True
             async for item in self._rows(keys.READY_RUNNING, owner, []):
                 empty = False
                 if keys.dispatch_target(item.value)[0] in self._executors:
-                    yield item, (owner,)
+                    yield item, dead
             if empty:
                 left = await forget(self._host, self._empty, owner, left)
 

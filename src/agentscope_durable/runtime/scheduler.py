@@ -142,14 +142,14 @@ class Scheduler:
     async def _lost(self) -> AsyncIterator[_Work]:
         """Threads whose owner is gone: its lease has expired, or its process is known to have ended (D14)."""
         left = FORGET_MAX
-        async for owner in dead_owners(self._host, self._empty):
+        async for owner, dead in dead_owners(self._host, self._empty):
             empty = True
             after: tuple[int, str, str] | None = None
             for _ in range(PAGES_MAX):
                 page = await self._host.backend.ready(ReadyScan(keys.READY_LEASE, owner, after, BATCH))
                 for item in page.items:
                     empty = False
-                    if self._free(work := _Work(item, (owner,))):
+                    if self._free(work := _Work(item, dead)):
                         yield work
                 if len(page.items) < BATCH:
                     break
@@ -206,17 +206,22 @@ class Scheduler:
             self._bell.ring()
 
 
-async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[str]:
-    """Hosts that are gone, without those that were found to have left nothing a moment ago."""
+async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+    """Hosts that are gone, without those that were found to have left nothing a moment ago; and what a claim says of it.
+
+    A claim names only those that are known to have ended (D14). Who has let its lease expire may renew it before the
+    claim is decided, and then keeps what it owns: that is judged there, and not by what was seen here.
+    """
     owners = await host.backend.owners()
-    dead = dict.fromkeys([*await host.backend.dead_owners(), *(owner.owner for owner in owners if not owner.alive)])
+    known = await host.backend.dead_owners()
+    dead = dict.fromkeys([*known, *(owner.owner for owner in owners if not owner.alive)])
     for owner in owners:
         if owner.owner not in dead:
             # It was frozen and has come back: what it takes from now on must be found as soon as it dies.
             empty.done(owner.owner)
     for owner in dead:
         if owner != host.owner and not empty.holds(owner):
-            yield owner
+            yield owner, (owner,) if owner in known else ()
 
 
 async def forget(host: Host, empty: Backoff, owner: str, left: int) -> int:
