@@ -6,6 +6,8 @@
 #   make test [ARGS="-k lease"]         the tests alone; WORKERS=0 runs them in one process
 #   make spec                           which statements of the specification are covered
 #   make bench [ARGS=...]               the benchmarks; never part of check
+#   make simulate [SEED=7 | SEEDS=200 | MUTANT=fence]
+#                                       whole worlds under faults; SEED plays one, MUTANT plants a bug
 #   make matrix                         every crash combination, on the oldest and newest AgentScope
 #   make docs                           write the generated files again and run the docs' code
 #   make format                         format and fix what can be fixed
@@ -39,10 +41,10 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv servers demo check format-check lint types generated test test-oldest wheel spec bench matrix docs format
+.PHONY: help venv servers demo check format-check lint types generated test test-oldest wheel spec bench simulate matrix docs format
 
 help:
-	@sed -n '4,13p' Makefile | cut -c5-
+	@sed -n '4,15p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -100,6 +102,11 @@ spec: $(DEV) servers
 
 bench: $(DEV)
 	$(PY) -m benchmarks $(ARGS)
+
+# Without a SEED, the planted bugs must be found as well; SEEDS=10000 takes hours and writes a report.
+simulate: $(DEV)
+	$(PY) -m tests.simulation --report build/simulation-report $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(MUTANT),--mutant $(MUTANT)) $(if $(STORE),--store $(STORE)) $(if $(JOBS),--jobs $(JOBS))
 
 # DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample. The results are kept in build/.
 matrix: $(DEV) servers

@@ -1,9 +1,9 @@
 """`python -m tests.simulation`: play stories, say what was reached, and print the shortest form of what failed.
 
-    --seed 7              one story, with its schedule
-    --seeds 200           stories 0..199
-    --mutant fence        with a known bug planted: it must be found
-    --report build/simulation-report   write what was done
+--seed 7              one story, with its schedule
+--seeds 200           stories 0..199
+--mutant fence        with a known bug planted: it must be found
+--report build/simulation-report   write what was done
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ def main() -> int:
     given = parser.parse_args()
     # Names in sets have an order of their own in each process; a story must not depend on it.
     if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            os.environ | {"PYTHONHASHSEED": "0"},
+        )
     logging.disable(logging.CRITICAL)
     if given.seed is not None:
         return one(given)
@@ -132,7 +136,9 @@ def many(given: Any) -> int:
             bad.append((plan.seed, str(outcome.violation)))
     jobs = [(seed, given.store or store_of(seed)) for seed in range(given.first, given.first + given.seeds)]
     with multiprocessing.get_context("spawn").Pool(given.jobs, _quiet) if given.jobs > 1 else nullcontext() as pool:
-        for seed, problem, did, went_wrong, reached, asked in map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8):
+        for seed, problem, did, went_wrong, reached, asked in (
+            map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8)
+        ):
             steps, faults, wishes = steps + did, faults + went_wrong, wishes + asked
             sometimes.update(reached)
             if problem:
@@ -146,7 +152,10 @@ def many(given: Any) -> int:
         f"seeds {given.first}..{given.first + given.seeds - 1}, {len(kept())} kept stories",
         f"{len(bad)} violations, {steps} callbacks, {wishes} wishes, {faults} faults",
         f"{seconds:.0f} s, {given.seeds / max(seconds, 0.001):.2f} seeds/s",
-        *(f"{'' if sometimes[what] else 'NOT REACHED '}{sometimes[what]:7} {what}" for what in sorted({*sometimes, *MUST})),
+        *(
+            f"{'' if sometimes[what] else 'NOT REACHED '}{sometimes[what]:7} {what}"
+            for what in sorted({*sometimes, *MUST})
+        ),
         *(f"VIOLATION seed {seed}: {problem}" for seed, problem in bad),
     ]
     print("\n".join(lines))

@@ -252,7 +252,7 @@ class Audit:
 
     def _refused(self, actor: str, command: Any, error: BaseException) -> None:
         match command, error:
-            case (c.CommitStep() | c.SettleTurn() | c.PostponeSettlement()), Fenced():
+            case ((c.CommitStep() | c.SettleTurn() | c.PostponeSettlement()), Fenced()):
                 self.sometimes["a stale commit was refused"] += 1
                 if actor in self._frozen_at:
                     self.sometimes["a zombie's commit was refused"] += 1

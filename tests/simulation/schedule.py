@@ -301,7 +301,9 @@ class _Draw:
             at = self.at()
             thread = r.choice(threads)
             wishes.append(
-                Resource(at, r.choice(CLIENTS), what, self.request(), thread, f"copy{len(wishes)}", round(r.random(), 3))
+                Resource(
+                    at, r.choice(CLIENTS), what, self.request(), thread, f"copy{len(wishes)}", round(r.random(), 3)
+                )
             )
         wishes.sort(key=lambda wish: wish.at)
         self.moments = [wish.at for wish in wishes]
@@ -344,16 +346,22 @@ class _Draw:
                 # The same request again, from elsewhere.
                 wishes.append(Ask(self.near(when), r.choice(CLIENTS), turn, request, what, target))
             if self.chance(0.04):
-                wishes.append(Ask(self.near(when), r.choice(CLIENTS), turn, request, r.choice(kinds[:5]), target or "r0"))
+                wishes.append(
+                    Ask(self.near(when), r.choice(CLIENTS), turn, request, r.choice(kinds[:5]), target or "r0")
+                )
         for _ in range(r.choice((0, 0, 1, 2))):
-            wishes.append(Ask(self.near(at), r.choice(CLIENTS), turn, self.request(), r.choice(("reconcile", "release"))))
+            wishes.append(
+                Ask(self.near(at), r.choice(CLIENTS), turn, self.request(), r.choice(("reconcile", "release")))
+            )
 
     # ---- faults ----
 
     def faults(self) -> tuple[Fault, ...]:
         """A few kinds in each story, many of each: a bit of everything everywhere reaches less."""
         r = self.r
-        kinds = [kind for kind in ("kill", "point", "freeze", "stop", "jump", "store", "storm", "deaf") if self.chance(0.45)]
+        kinds = [
+            kind for kind in ("kill", "point", "freeze", "stop", "jump", "store", "storm", "deaf") if self.chance(0.45)
+        ]
         faults: list[Fault] = []
         for kind in kinds:
             for _ in range(r.choice((1, 2, 3, 5))):
@@ -382,7 +390,9 @@ class _Draw:
                 return Deaf(self.at(), r.choice((5.0, 30.0)))
             case "storm":
                 seconds = r.choice((3.0, 10.0, 40.0))
-                return Storm(self.at(), seconds, r.choice(("fail", "lost", "lost", "ghost", "slow")), r.choice((0.1, 0.3)))
+                return Storm(
+                    self.at(), seconds, r.choice(("fail", "lost", "lost", "ghost", "slow")), r.choice((0.1, 0.3))
+                )
             case _:
                 who = r.choice((*HOSTS, OWNER, OWNER, OWNER, *CLIENTS))
                 how = r.choice(("fail", "lost", "lost", "ghost", "slow", "killed", "dead"))

@@ -42,6 +42,10 @@ EXPECTED = (Retry, Unconfirmed, Fenced, Conflict, Terminal, Closed, NotFound, Ha
 """Refusals and outages that can happen to anybody. Any other error is a defect of whoever raised it."""
 
 
+NOT_STARTED = (ExecutionState.DENIED, ExecutionState.INTENT, ExecutionState.AWAITING_APPROVAL)
+NOT_KNOWN = (ExecutionState.UNKNOWN, ExecutionState.RUNNING)
+
+
 class Verdict:
     """Reads everything once, through the product's own queries on the bare store."""
 
@@ -154,12 +158,10 @@ class Verdict:
                 begun = effects.begun[effect]
                 if rule != "safe" and begun > 1:
                     self.broken("P5", f"{effect} ({rule}) of turn {turn_id} was done {begun} times")
-                if tool.state in (ExecutionState.DENIED, ExecutionState.INTENT, ExecutionState.AWAITING_APPROVAL):
-                    if begun and tool.kind is not ExecutionKind.MANUAL:
-                        self.broken("P5", f"{effect} is {tool.state} and was done")
-                if view.status.terminal and tool.state in (ExecutionState.UNKNOWN, ExecutionState.RUNNING):
-                    if rule != "safe":
-                        self.broken("P5", f"turn {turn_id} has ended and {effect} is {tool.state}")
+                if tool.state in NOT_STARTED and begun and tool.kind is not ExecutionKind.MANUAL:
+                    self.broken("P5", f"{effect} is {tool.state} and was done")
+                if view.status.terminal and tool.state in NOT_KNOWN and rule != "safe":
+                    self.broken("P5", f"turn {turn_id} has ended and {effect} is {tool.state}")
                 self._result(effect, tool)
         for effect in effects.begun:
             if effect not in known:
@@ -198,9 +200,12 @@ class Verdict:
                 self.broken("P6", f"{view.call_id} of {view.turn_id} was refused and is {tool.state}")
             elif answer.content == "yes" and tool.state is ExecutionState.DENIED:
                 self.broken("P6", f"{view.call_id} of {view.turn_id} was approved and is DENIED")
-            elif tool.kind is ExecutionKind.MANUAL and tool.state is ExecutionState.COMPLETED:
-                if (tool.result or {}).get("value") != answer.content:
-                    self.broken("P6", f"{view.call_id} was answered {answer.content!r} and has {tool.result}")
+            elif (
+                tool.kind is ExecutionKind.MANUAL
+                and tool.state is ExecutionState.COMPLETED
+                and (tool.result or {}).get("value") != answer.content
+            ):
+                self.broken("P6", f"{view.call_id} was answered {answer.content!r} and has {tool.result}")
         for interaction_id, view in interactions.items():
             if view.state.value == "PENDING" and self.turns[view.turn_id].status.terminal:
                 self.broken("P6", f"interaction {interaction_id} is open and its turn has ended")
@@ -212,9 +217,9 @@ class Verdict:
         for one in audit.asked:
             if one.what in ("steer", "inject") and one.acknowledged and one.request not in ended:
                 self.broken("P6", f"{one.what} {one.request} was accepted and has no end")
-            if one.what == "withdraw" and one.acknowledged:
-                if audit.kept_out.get(one.target) != "signal.withdrawn":
-                    self.broken("P6", f"the withdraw of {one.target} was accepted; it {audit.kept_out.get(one.target)}")
+            end = audit.kept_out.get(one.target)
+            if one.what == "withdraw" and one.acknowledged and end != "signal.withdrawn":
+                self.broken("P6", f"the withdraw of {one.target} was accepted; its end is {end}")
 
     # ---- what the agent knew: the native state is neither lost nor doubled ----
 
@@ -299,9 +304,7 @@ class Verdict:
         events = self._list(pruned)
         numbers = [event.sequence for event in events]
         if numbers != list(range(pruned + 1, len(written) + 1)):
-            # Events that are still shown outlive the pruning of others.
-            if not pruned or numbers[-1:] != [len(written)]:
-                self.broken("P7", f"listed are {numbers[:3]}..{numbers[-3:]}, written {len(written)}, pruned {pruned}")
+            self.broken("P7", f"listed are {numbers[:3]}..{numbers[-3:]}, written {len(written)}, pruned {pruned}")
         for event in events:
             was = written[event.sequence - 1]
             if (event.type, event.thread_id or "", event.turn_id or "") != (was.type, was.thread, was.turn):
@@ -387,9 +390,10 @@ class Verdict:
     def errors(self) -> None:
         for asked in self.audit.asked:
             error = asked.error
-            if asked.ended is not None and error is not None and not isinstance(error, EXPECTED):
-                if not (asked.what in ("restore", "fork", "prune", "close_thread") and isinstance(error, Rejected)):
-                    self.broken("error", f"{asked.what} {asked.request} was told {type(error).__name__}: {error}")
+            if asked.ended is None or error is None or isinstance(error, EXPECTED):
+                continue
+            if asked.what not in ("restore", "fork", "prune", "close_thread") or not isinstance(error, Rejected):
+                self.broken("error", f"{asked.what} {asked.request} was told {type(error).__name__}: {error}")
         for at, actor, error in self.world.errors:
             if isinstance(error, DurableError):
                 if not isinstance(error, EXPECTED):

@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class Link:
         most = self.world.latency
         return self._random.uniform(0.1, 1.0) * most * (10 if self._random.random() < 0.05 else 1)
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
         world = self.world
         if world.cut(self.actor):
             raise HostClosed("store of a dead host")
@@ -175,18 +176,20 @@ class Link:
                 loop.call_later(back, _fail, answer, Uncertain("the commit", reason="the connection broke"))
             if fault.how == "killed":
                 loop.call_later(go / 2, world.kill, self.slot, fault.back, context=world.context)
-        apply = (self._apply, method, arguments, COMMAND.get(), answer, back, fault)
+        apply = (self._apply, method, arguments, named, COMMAND.get(), answer, back, fault)
         loop.call_later(go, *apply, context=world.store_context)
         return await answer
 
-    def _apply(self, method: str, arguments: Any, command: Any, answer: Any, back: float, fault: Store | None) -> None:
+    def _apply(
+        self, method: str, arguments: Any, named: Any, command: Any, answer: Any, back: float, fault: Store | None
+    ) -> None:
         world = self.world
         if world.loop.is_dead(self.actor) and (self._random.random() < 0.5 or world.store_closed(self.inner)):
             return  # It was still in the process, or in a socket that was closed with it.
         result: Any = None
         error: BaseException | None = None
         try:
-            result = world.loop.drive(getattr(self.inner, method)(*arguments))
+            result = world.loop.drive(getattr(self.inner, method)(*arguments, **named))
         except Exception as raised:
             error = raised
         if method == "transact":
@@ -204,44 +207,11 @@ class Link:
 
     # ---- the socket ----
 
-    async def transact(self, *arguments: Any) -> Any:
-        return await self._call("transact", *arguments)
-
-    async def read(self, *arguments: Any) -> Any:
-        return await self._call("read", *arguments)
-
-    async def watermarks(self, *arguments: Any) -> Any:
-        return await self._call("watermarks", *arguments)
-
-    async def ready(self, *arguments: Any) -> Any:
-        return await self._call("ready", *arguments)
-
-    async def ready_classes(self, *arguments: Any) -> Any:
-        return await self._call("ready_classes", *arguments)
-
-    async def sessions(self, *arguments: Any) -> Any:
-        return await self._call("sessions", *arguments)
-
-    async def holders(self, *arguments: Any) -> Any:
-        return await self._call("holders", *arguments)
-
-    async def owners(self, *arguments: Any) -> Any:
-        return await self._call("owners", *arguments)
-
-    async def release(self, *arguments: Any) -> Any:
-        return await self._call("release", *arguments)
-
-    async def dead_owners(self, *arguments: Any) -> Any:
-        return await self._call("dead_owners", *arguments)
-
-    async def forget(self, *arguments: Any) -> Any:
-        return await self._call("forget", *arguments)
-
-    async def measure(self, *arguments: Any) -> Any:
-        return await self._call("measure", *arguments)
-
-    async def statistics(self, *arguments: Any) -> Any:
-        return await self._call("statistics", *arguments)
+    def __getattr__(self, name: str) -> Any:
+        """Every other method of the socket is asynchronous."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._call, name)
 
     def announce(self, owner: str) -> None:
         if not self.world.cut(self.actor):
@@ -470,7 +440,7 @@ class World:
         self._weather = random.Random(f"weather {plan.seed}")
         self._passages: Counter[tuple[str, str]] = Counter()
         self._returning: Counter[str] = Counter()
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[str, list[Any]] = {}
         self._closed: set[int] = set()
         self._shut = False
         self._folder = folder
@@ -501,7 +471,8 @@ class World:
         opening = SqliteRecordStore.open(
             self._folder / "durable.db", synchronous="NORMAL", clock=self.clock, environment=environment
         )
-        self._stores[name] = store = self.loop.drive(opening)
+        store = self.loop.drive(opening)
+        self._stores.setdefault(name, []).append(store)
         return store
 
     @property
@@ -514,15 +485,13 @@ class World:
         return id(inner) in self._closed
 
     def _close_store(self, name: str) -> None:
-        store = self._stores.pop(name, None)
-        if store is None:
-            return
-        self._closed.add(id(store))
-        # As the end of a process does: the locks of its files are free at once.
-        for descriptor in store._locks._held.values():
-            os.close(descriptor)
-        store._locks._held.clear()
-        self.loop.drive(store.close())
+        for store in self._stores.pop(name, []):
+            self._closed.add(id(store))
+            # As the end of a process does: the locks of its files are free at once.
+            for descriptor in store._locks._held.values():
+                os.close(descriptor)
+            store._locks._held.clear()
+            self.loop.drive(store.close())
 
     def close(self) -> None:
         _failpoints.observe(None)

@@ -207,7 +207,7 @@ class Scheduler:
 
 
 async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
-    """Hosts that are gone, without those that were found to have left nothing a moment ago; and what a claim says of it.
+    """Hosts that are gone and may have left something, each with what a claim is to say of it.
 
     A claim names only those that are known to have ended (D14). Who has let its lease expire may renew it before the
     claim is decided, and then keeps what it owns: that is judged there, and not by what was seen here.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentscope_durable.testing.record_store import RecordStoreContract
     from agentscope_durable.testing.scripted_harness import ScriptedHarness
     from agentscope_durable.testing.session_backend import SessionBackendContract
+    from agentscope_durable.testing.simulated_loop import SimulatedClock, SimulatedEnvironment, SimulatedLoop
     from agentscope_durable.testing.wakeups import WakeupsContract
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
     "RecordStoreContract",
     "ScriptedHarness",
     "SessionBackendContract",
+    "SimulatedClock",
+    "SimulatedEnvironment",
+    "SimulatedLoop",
     "WakeupsContract",
 ]
 
@@ -50,6 +54,9 @@ _HOMES = {
     "RecordStoreContract": "record_store",
     "ScriptedHarness": "scripted_harness",
     "SessionBackendContract": "session_backend",
+    "SimulatedClock": "simulated_loop",
+    "SimulatedEnvironment": "simulated_loop",
+    "SimulatedLoop": "simulated_loop",
     "WakeupsContract": "wakeups",
 }
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
-from agentscope_durable.spi.environment import Thread
+from agentscope_durable.spi.environment import SYSTEM, Thread
 
 __all__ = ["ACTOR", "Overrun", "SimulatedClock", "SimulatedEnvironment", "SimulatedLoop", "Stuck"]
 
@@ -61,6 +61,10 @@ class _Task(asyncio.Task[Any]):
     def __init__(self, work: Coroutine[Any, Any, Any], *, loop: SimulatedLoop, **options: Any) -> None:
         self._number = loop.number()
         super().__init__(work, loop=loop, **options)
+
+    def forget(self) -> None:
+        """It is never to end; nobody need be told."""
+        self._log_destroy_pending = False
 
     def __hash__(self) -> int:
         return self._number
@@ -190,7 +194,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             deadline = self._now + 30.0
             self._run_while(lambda deadline=deadline: bool(left()) and self._now < deadline, strict=False)
         for task in left():
-            task._log_destroy_pending = False  # type: ignore[attr-defined] # pyright: ignore
+            task.forget()
         self._closed = True
 
     def _run_while(self, wanted: Callable[[], bool], *, strict: bool) -> None:
@@ -250,7 +254,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._now = max(self._now, self._timers[0][0])
         while self._timers and self._timers[0][0] <= self._now:
             _, _, handle, actor = heapq.heappop(self._timers)
-            handle._scheduled = False  # type: ignore[attr-defined] # pyright: ignore
+            handle._scheduled = False
             if handle.cancelled() or actor.dead:
                 continue
             if actor.frozen:
@@ -299,6 +303,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._numbers += 1
         return self._numbers
 
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the beginning."""
+        return self._now
+
     def time(self) -> float:
         return self._now
 
@@ -309,12 +318,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._ready.append(actor)
         actor.ready.append(handle)
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # pyright: ignore
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._put(handle, self._own(context))
         return handle
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # pyright: ignore
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
         if threading.get_ident() == self._main:
             return self.call_soon(callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
@@ -323,16 +332,35 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._arrived.notify()
         return handle
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # pyright: ignore
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self._set(when, callback, args, context)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self._set(self._now + delay, callback, args, context)
+
+    def _set(self, when: float, callback: Callable[..., object], args: Any, context: Any) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         actor = self._own(context)
         if not actor.dead and not self._closed:
-            handle._scheduled = True  # type: ignore[attr-defined] # pyright: ignore
+            handle._scheduled = True
             heapq.heappush(self._timers, (when, self.number(), handle, actor))
         return handle
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # pyright: ignore
-        return self.call_at(self._now + delay, callback, *args, context=context)
+    async def rest(self, seconds: float) -> None:
+        """As `asyncio.sleep`, on this loop."""
+        if seconds <= 0:
+            await _Pause()
+            return
+        woken = self.create_future()
+        timer = self._set(self._now + seconds, _wake, (woken,), None)
+        try:
+            await woken
+        finally:
+            timer.cancel()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is passed over when its time comes."""
@@ -340,7 +368,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
 
-    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:  # pyright: ignore
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         actor = self._own(context)
         task = _Task(coro, loop=self, name=name, context=context)
         # Held strongly: what the dead were doing must not be closed, which would run their `finally`.
@@ -383,10 +411,10 @@ class SimulatedClock:
         return self.wall_ms()
 
     def wall_ms(self) -> int:
-        return self._start_ms + int(self._loop.time() * 1000)
+        return self._start_ms + int(self._loop.now * 1000)
 
     def boot_ms(self) -> int:
-        return 60_000 + int(self._loop.time() * 1000)
+        return 60_000 + int(self._loop.now * 1000)
 
     def jump(self, milliseconds: int) -> None:
         """Set the wall clock forward or back; no time passes."""
@@ -412,26 +440,16 @@ class SimulatedEnvironment:
         self._random = random.Random(f"bytes {seed}")  # noqa: S311 - a seed is what it is for
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop.now
 
     async def sleep(self, seconds: float) -> None:
-        if seconds <= 0:
-            await _Pause()
-            return
-        woken = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _wake, woken)
-        try:
-            await woken
-        finally:
-            timer.cancel()
+        await self._loop.rest(seconds)
 
     def random_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)
 
     def start_thread(self, target: Callable[[], None], *, name: str) -> Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        return thread
+        return SYSTEM.start_thread(target, name=name)
 
     async def call_in_thread(self, call: Callable[[], T]) -> T:
         await _Pause()
@@ -441,4 +459,3 @@ class SimulatedEnvironment:
 def _wake(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_result(None)
-
