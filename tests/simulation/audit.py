@@ -24,7 +24,7 @@ from agentscope_durable.contracts.errors import (
     RevisionConflict,
     Terminal,
 )
-from agentscope_durable.contracts.events import StoredEvent, decode_events
+from agentscope_durable.contracts.log import StoredEvent, decode_events
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, ReplayRule, RunStatus
 from agentscope_durable.spi.record_store import LogRange, Reads
 

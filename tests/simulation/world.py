@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
 import random
 import shutil
@@ -208,10 +209,11 @@ class Link:
     # ---- the socket ----
 
     def __getattr__(self, name: str) -> Any:
-        """Every other method of the socket is asynchronous."""
-        if name.startswith("_"):
+        """Every other method that the store has."""
+        if name.startswith("_") or name == "inner":
             raise AttributeError(name)
-        return partial(self._call, name)
+        found = getattr(self.inner, name)
+        return partial(self._call, name) if inspect.iscoroutinefunction(found) else found
 
     def announce(self, owner: str) -> None:
         if not self.world.cut(self.actor):
