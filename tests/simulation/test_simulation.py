@@ -62,7 +62,7 @@ def test_one_seed_is_one_story(store: str) -> None:
 def test_a_failing_story_is_cut_down_to_what_it_needs() -> None:
     with MUTANTS["gap_in_sequence"]():
         outcome = next(one for seed in range(20) if (one := play(draw(seed))).failed)
-        small = shrink(outcome, tries=10)
+        small = shrink(outcome, tries=4)
 
     assert small.failed
     assert small.plan.faults == ()
