@@ -569,6 +569,47 @@ def test_a_run_that_is_followed_from_a_snapshot_drops_what_moves_on() -> None:
     assert projection.projection.messages == {}
 
 
+@pytest.mark.spec("FI-09", "PR-15")
+def test_what_comes_to_a_run_from_an_earlier_one_is_a_gap_and_a_snapshot_has_it() -> None:
+    narrow = EventFilter(thread_id="main", turn_id="t1", run_id="t1.2")
+    line = two_threads()
+    line.add("run.started", "main", "t1", "t1.2", number=2, owner="h", fence=2)
+    before = len(line.events)
+    line.tool("tool.applied", "main", "t1", "c1", "t1.2", appliedAtMs=9, appliedAt={"runId": "t1.2", "stepId": "s"})
+    line.message("main", "t1", "t1.r1", "told again", "t1.2", revision=2)
+    wanted = fold(line.events, narrow)
+    assert (len(wanted.projection.tools), len(wanted.projection.messages)) == (1, 1)
+
+    from_snapshot = EventProjection(SESSION, narrow)
+    from_snapshot.reset(fold(line.events[:before], narrow).snapshot())
+    matching = fold([event for event in line.events[:before] if matches(narrow, event)], narrow)
+    for follower in (from_snapshot, matching):
+        for at in (before, before + 1):
+            held = follower.snapshot()
+            with pytest.raises(EventGap, match=f"the beginning of what event {at + 1} goes on with is missing"):
+                follower.accept(line.events[at])
+            assert follower.snapshot() == held, "it was not taken"
+            follower.reset(fold(line.events[: at + 1], narrow).snapshot())
+        assert follower.projection == wanted.projection
+
+
+@pytest.mark.spec("FI-09", "PR-15")
+@given(seed=st.integers(0, 2**32), at=st.floats(0, 1))
+def test_a_run_that_is_followed_from_any_snapshot_is_never_shown_in_part(seed: int, at: float) -> None:
+    line = random_timeline(random.Random(seed), whole=True)
+    narrow = EventFilter(thread_id="main", turn_id="t1", run_id="t1.2")
+    cut = int(at * len(line.events))
+    projection = EventProjection(SESSION, narrow)
+    projection.reset(fold(line.events[:cut], narrow).snapshot())
+
+    for number, event in enumerate(line.events[cut:], cut + 1):
+        try:
+            _ = projection.accept(event)
+        except EventGap:
+            projection.reset(fold(line.events[:number], narrow).snapshot())
+        assert projection.projection == fold(line.events[:number], narrow).projection
+
+
 @pytest.mark.parametrize(
     ("narrow", "sequences"),
     [
@@ -604,9 +645,14 @@ FILTERS = (
 )
 
 
-def random_timeline(chance: random.Random) -> Timeline:
-    """Events in an order that could happen, with recovery, revisions and calls that move to later Runs."""
+def random_timeline(chance: random.Random, *, whole: bool = False) -> Timeline:
+    """Events in an order that could happen, with recovery, revisions and calls that move to later Runs.
+
+    `whole`: what is continued has begun, once, and what is told again has a higher revision.
+    """
     line = Timeline()
+    told: dict[str, int] = {}
+    requested: set[str] = set()
     line.session("main", "research")
     turns = {"main": ["t1", "t3"], "research": ["t2"]}
     for thread, turn, ordinal in (("main", "t1", 1), ("main", "t3", 2), ("research", "t2", 1)):
@@ -627,9 +673,18 @@ def random_timeline(chance: random.Random) -> Timeline:
             case 1 | 2:
                 attempt, version = chance.randint(1, 2), chance.randint(1, 2)
                 name = f"{turn}.r{chance.randint(1, 2)}"
+                if whole:
+                    attempt, version = 1, told.get(name, 0) + 1
+                    told[name] = version
                 line.message(thread, turn, name, f"text {revision}", run, attempt=attempt, revision=version)
             case 3:
-                line.requested(thread, turn, f"c{chance.randint(1, 2)}", run)
+                call = f"c{chance.randint(1, 2)}"
+                if whole and f"{turn} {call}" in requested:
+                    continue
+                requested.add(f"{turn} {call}")
+                line.requested(thread, turn, call, run)
+            case 4 | 5 if whole and {f"{turn} c1", f"{turn} c2"} - requested:
+                continue
             case 4:
                 state = chance.choice(["RUNNING", "COMPLETED", "UNKNOWN"])
                 event_type = {"RUNNING": "tool.started", "COMPLETED": "tool.completed", "UNKNOWN": "tool.unknown"}[

@@ -331,12 +331,15 @@ class CheckpointPruned(Rejected):
 
 
 class EventGap(CursorExpired):
-    """Events are missing between the last one that was folded and the next one given (PR-16)."""
+    """Events are missing between the last one that was folded and the next one given (PR-16), or before them."""
 
-    def __init__(self, cursor: int, *, oldest: int) -> None:
-        Rejected.__init__(self, f"the events {cursor + 1} to {oldest} are missing")
+    def __init__(self, cursor: int, *, oldest: int, continues: bool = False) -> None:
+        """`continues`: it is the beginning of what the event after `oldest` goes on with."""
+        missing = f"the beginning of what event {oldest + 1} goes on with is" if continues else None
+        Rejected.__init__(self, f"{missing or f'the events {cursor + 1} to {oldest} are'} missing")
         self.cursor: int = cursor
         self.oldest: int = oldest
+        self.continues: bool = continues
 
 
 # ------------------------------------------------------------ Rejected: the state

@@ -150,7 +150,8 @@ class EventProjection:
         filter: what to keep; None for the whole Session.
 
     A fold under a filter may be given every event or only the matching ones. One by Run that is given every event of
-    the Session also learns that a message or a tool call has moved on to a later Run and drops it (FI-09).
+    the Session also learns that a message or a tool call has moved on to a later Run and drops it (FI-09). What
+    comes to its Run from an earlier one it may not know: then it says so, as of any other gap, and a snapshot has it.
     """
 
     def __init__(self, session: SessionKey, filter: EventFilter | None = None) -> None:
@@ -226,7 +227,8 @@ class EventProjection:
             False if it had been taken before (delivery is at least once), and nothing changed.
 
         Raises:
-            EventGap: events before it are missing in a whole-session fold; take a snapshot and `reset` (PR-16).
+            EventGap: events before it are missing in a whole-session fold (PR-16), or, in one by Run, those of
+                something that this event continues; take a snapshot and `reset`.
             InvalidRequest: it is of another Session.
             CorruptRecord: a reserved type with a payload that is not its own. The event was not taken.
         """
@@ -291,6 +293,17 @@ class EventProjection:
         if self._run is None:
             return dict(entries)
         return {key: entry for key, entry in entries.items() if self._runs.get((kind, key)) == self._run}
+
+    def _unknown(self, event: PublicEvent, known: object) -> bool:
+        """Whether the event goes on with something whose beginning was with another Run and is not here.
+
+        Nothing can be made of it then: it stays with the other Run, or comes to this one, which is a gap.
+        """
+        if self._run is None or known is not None:
+            return False
+        if event.run_id == self._run:
+            raise EventGap(self._sequence, oldest=event.sequence - 1, continues=True)
+        return True
 
     def _touch(self, kind: str, key: str, event: PublicEvent) -> None:
         """The entry is now with the Run of this event; an event outside any Run moves nothing."""
@@ -362,6 +375,8 @@ class EventProjection:
         attempt: int = data.get("attempt", 1)
         revision: int = data.get("revision", 1)
         earlier = self._messages.get(message_id)
+        if revision > 1 and self._unknown(event, earlier):
+            return
         if (
             earlier is not None
             and earlier.revision != PROVISIONAL
@@ -440,7 +455,7 @@ class EventProjection:
     def _interaction_resolved(self, event: PublicEvent) -> None:
         data = event.data
         interaction = self._interactions.get(data["interactionId"])
-        if interaction is None:
+        if self._unknown(event, interaction) or interaction is None:
             return
         answered = data["outcome"] == "answered"
         self._interactions[interaction.interaction_id] = replace(
@@ -462,6 +477,9 @@ class EventProjection:
         data = event.data
         thread_id, turn_id, call_id = _given(event.thread_id), _given(event.turn_id), data["callId"]
         key = tool_key(thread_id, turn_id, call_id)
+        known = self._tools.get(key)
+        if event.type != "tool.requested" and self._unknown(event, known):
+            return
         # Only what the event says changes: a later one of a call carries only what is new.
         changes: dict[str, Any] = {"state": ExecutionState(data["state"])}
         for wire, name in _TOOL_VALUES:
@@ -471,14 +489,14 @@ class EventProjection:
             changes["kind"] = ExecutionKind(data["kind"])
         if "origin" in data:
             changes["origin"] = msgspec.convert(data["origin"], RunStepRefView)
-        self._tools[key] = replace(self._tools.get(key) or _new_tool(thread_id, turn_id, call_id), **changes)
+        self._tools[key] = replace(known or _new_tool(thread_id, turn_id, call_id), **changes)
         self._touch("tool", key, event)
 
     def _tool_applied(self, event: PublicEvent) -> None:
         data = event.data
         key = tool_key(_given(event.thread_id), _given(event.turn_id), data["callId"])
         tool = self._tools.get(key)
-        if tool is not None:
+        if not self._unknown(event, tool) and tool is not None:
             applied_at = data.get("appliedAt")
             self._tools[key] = replace(
                 tool,
