@@ -81,6 +81,7 @@ async def seed(backend: Any, session: SessionKey, binding: Binding, state: bytes
         ),
         audience=Audience.HOST,
     )
+    await records.release("seeder")
 
 
 class Stopwatch:

@@ -223,7 +223,8 @@ async def test_an_error_of_the_store_has_the_code_of_the_table(
 
 
 def test_help_names_every_command_and_says_nothing_is_wrong(durable: Durable) -> None:
-    named = {command.callback.__name__ for command in application.app.registered_commands if command.callback}
+    commands = [command.callback for command in application.app.registered_commands if command.callback]
+    named = {command.__name__.replace("_", "-") for command in commands}
 
     for arguments in ([], ["--help"], ["-h"]):
         said = durable(*arguments).out

@@ -70,9 +70,8 @@ def _failed(error: DurableError, as_json: bool) -> int:
     """Say what is wrong, to which id, and what to do; the code says whose move it is."""
     if as_json:
         told = {**to_wire(error), "advice": error.advice, "exitCode": error.exit_code}
-        request = getattr(error, "request", None)
-        if request is not None:
-            told["requestId"] = request
+        if error.request is not None:
+            told["requestId"] = error.request
         sys.stderr.write(msgspec.json.encode({"error": told}).decode() + "\n")
     else:
         sys.stderr.write(f"error: {visible(str(error))}\n")

@@ -119,7 +119,7 @@ def seconds(time: str, option: str = "--older-than") -> float:
 
 
 def vacuum(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Rewrite the file without the room that is no longer used. Refused while a host is alive."""
+    """Rewrite the file without its unused room. Refused while a host is alive."""
 
     def show(screen: Console, receipt: VacuumReceipt) -> None:
         pairs = (("before", f"{receipt.before_bytes} bytes"), ("after", f"{receipt.after_bytes} bytes"))

@@ -53,7 +53,7 @@ def asked(store: str, request_id: str | None, as_json: bool, work: Callable[[Ope
         return changed(store, send)
     except DurableError as error:
         # For whoever reads the error as JSON.
-        error.request = name  # type: ignore[attr-defined]
+        error.request = name
         raise
 
 
@@ -220,7 +220,7 @@ def withdraw(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Take back a steer or inject that the agent has not read."""
+    """Take back a steer or inject that was not read yet."""
     _control(turn, store, request_id, as_json, lambda handle, name: handle.withdraw(name, request))
 
 

@@ -52,7 +52,7 @@ def session(session: Session, store: Store = DEFAULT_STORE, as_json: Json = Fals
 def threads(
     session: Session, store: Store = DEFAULT_STORE, cursor: Cursor = None, limit: Limit = LIMIT, as_json: Json = False
 ) -> None:
-    """Threads of a Session, with the definition each is pinned to."""
+    """Threads of a Session, each with the definition it has."""
 
     def show(screen: Console, page: Page) -> None:
         def row(view: ThreadView) -> tuple[object, ...]:

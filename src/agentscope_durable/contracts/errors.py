@@ -140,6 +140,10 @@ class DurableError(Exception):
     what: str
     """What happened, and to which id: the message without the advice."""
 
+    request: str | None = None
+    """The request id it was asked with, noted by an edge that drew one for its user. It is told beside the facts and is
+    none of them: who chose the id knows it."""
+
     def __init__(self, what: str) -> None:
         self.what = what
         super().__init__(f"{what}. {self.advice}")

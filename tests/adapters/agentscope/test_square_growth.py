@@ -14,15 +14,11 @@ from agentscope.tool import FunctionTool, Toolkit
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter
 from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.bodies import body_of
-from agentscope_durable.contracts.commands import Claim, Claimed, CommitStep, RunEnd, RunEndKind, SubmitTurn
-from agentscope_durable.contracts.journal import JournalBatch
 from agentscope_durable.contracts.records import Binding, encode
-from agentscope_durable.contracts.status import Audience
-from agentscope_durable.journal.checkpoint import base_rows
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.record_store import Change, Unchanged, View
 from agentscope_durable.testing.scripted_model import Call, Text, scripted_model
+from benchmarks.growth import seed
 from tests.runtime.conftest import KEY
 
 pytestmark = pytest.mark.backend("sqlite")
@@ -77,34 +73,6 @@ def _size(change: Change) -> int:
     return len(encode(change.head)) + log + puts + ready
 
 
-async def seed(backend: Any, binding: Binding, state: bytes) -> None:
-    """A conversation that is there already, as a settled Turn leaves it."""
-    backend.records.renew("seeder", 60_000, b"")
-    content = body_of([{"type": "text", "text": "seed"}])
-    await backend.execute(SubmitTurn(session=KEY, thread_id="main", request_id="seed", content=content, digest="seed"))
-    claimed: Claimed = await backend.execute(
-        Claim(session=KEY, thread_id="main", owner="seeder", served=(binding.ready_class,)), audience=Audience.HOST
-    )
-    batch = JournalBatch(expected_head=claimed.position, checkpoint=base_rows(state), base=True)
-    await backend.execute(
-        CommitStep(
-            session=KEY,
-            thread_id="main",
-            turn_id=claimed.turn_id,
-            run_id=claimed.run_id,
-            fence=claimed.fence,
-            expected_position=claimed.position,
-            journal=batch.encode(),
-            checkpoint=True,
-            base=True,
-            writer="test",
-            end=RunEnd(kind=RunEndKind.COMPLETED),
-        ),
-        audience=Audience.HOST,
-    )
-    await backend.records.release("seeder")
-
-
 async def written(folder: Path, calls: int) -> tuple[int, int, int]:
     """Bytes a Turn with so many tool calls writes, those of its new content, and its commits."""
     chance = random.Random(67)
@@ -143,7 +111,7 @@ async def written(folder: Path, calls: int) -> tuple[int, int, int]:
         DurableRuntime(backend=backend, harnesses=[Harness("assistant", "v1", adapter)]) as runtime,
     ):
         session = await runtime.create_session(KEY, "assistant")
-        await seed(backend, Binding("assistant", "v1", adapter.state_version), state.model_dump_json().encode())
+        await seed(backend, KEY, Binding("assistant", "v1", adapter.state_version), state.model_dump_json().encode())
         writes = Writes(backend)
         await runtime.start()
         turn = await session.submit("r1", "read all of it")
