@@ -19,6 +19,7 @@ from agentscope_durable.runtime.live import LocalLiveEvents
 from agentscope_durable.spi import live
 from agentscope_durable.spi.backend import CommitPolicy, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.object_store import CheckedObjectStore, ObjectStore
 from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents
@@ -49,7 +50,7 @@ class LiveEvents:
 
 
 class LocalBackend(TransactionalSessionBackend):
-    """Everything in one folder of this machine: SQLite for records, files for large bodies.
+    """Everything in one folder of this machine: SQLite for records, files for large bodies (or an object store).
 
     All processes of the machine may open the same folder.
     """
@@ -63,6 +64,7 @@ class LocalBackend(TransactionalSessionBackend):
         wakeups: Wakeups | None = None,
         live_events: live.LiveEvents | None = None,
         policy: CommitPolicy | None = None,
+        object_store: ObjectStore | None = None,
         environment: Environment = SYSTEM,
         **sqlite: Any,
     ) -> _Opening:
@@ -76,6 +78,8 @@ class LocalBackend(TransactionalSessionBackend):
             wakeups: transport of change hints; by default between the processes that have the folder open.
             live_events: transport of previews; by default between these processes, too.
             policy: authorisation inside the transaction (BE-18).
+            object_store: where bodies over 64 KiB go; by default files in `objects/`. Always give the same one: bodies
+                do not move. It is the application's, and is not closed with the backend (OB-03).
             environment: time, chance and threads.
             sqlite: options of `SqliteRecordStore.open`: busy_timeout, synchronous, allow_network_filesystem, strict;
                 of a store that is only read: busy_timeout, allow_network_filesystem.
@@ -85,10 +89,10 @@ class LocalBackend(TransactionalSessionBackend):
             NotADatabase, UnknownFormat: what is there is something else; it is left as it is.
         """
         place = _Place(Path(directory), create=create and not read_only, read_only=read_only)
-        return _Opening(place, wakeups, live_events, policy, environment, sqlite)
+        return _Opening(place, wakeups, live_events, policy, object_store, environment, sqlite)
 
     def __init__(
-        self, records: RecordStore, objects: FileObjectStore, *, bus: MachineBus | None = None, **options: Any
+        self, records: RecordStore, objects: ObjectStore, *, bus: MachineBus | None = None, **options: Any
     ) -> None:
         """Internal: use `open`."""
         super().__init__(records, objects, **options)
@@ -131,6 +135,7 @@ class _Opening:
         wakeups: Wakeups | None,
         live_events: live.LiveEvents | None,
         policy: CommitPolicy | None,
+        objects: ObjectStore | None,
         environment: Environment,
         sqlite: dict[str, Any],
     ) -> None:
@@ -138,6 +143,7 @@ class _Opening:
         self._wakeups = wakeups
         self._live_events = live_events
         self._policy = policy
+        self._objects = objects
         self._environment = environment
         self._sqlite = sqlite
         self._backend: LocalBackend | None = None
@@ -158,6 +164,8 @@ class _Opening:
     async def _open(self) -> LocalBackend:
         place, directory = self._place, self._place.directory
         await self._environment.call_in_thread(place.prepare)
+        if isinstance(self._objects, CheckedObjectStore) and not place.read_only:
+            await self._objects.check()
         # SQLite is loaded when a store is opened, not when the name `LocalBackend` is (D29).
         records: RecordStore
         options: dict[str, Any] = {"environment": self._environment, **self._sqlite}
@@ -180,7 +188,7 @@ class _Opening:
                 raise
         return LocalBackend(
             records,
-            FileObjectStore(directory / OBJECTS),
+            self._objects or FileObjectStore(directory / OBJECTS),
             bus=bus,
             wakeups=self._wakeups or (bus and bus.wakeups),
             live_events=self._live_events or (bus and bus.live),

@@ -146,7 +146,7 @@ async def test_a_fork_needs_nothing_of_its_source_any_more(tmp_path: Path) -> No
         assert journal.startswith(COLUMN_REFERENCE)
         reference = decode_reference(journal)
         assert reference.size > len(LARGE) > INLINE_MAX_BYTES
-        assert await objects.list(target) == [reference.digest]
+        assert await objects.list(target) == [reference.name]
         for digest in await objects.list(source):
             await objects.delete(source, digest)
     removed(tmp_path, KEY)

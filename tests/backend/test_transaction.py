@@ -76,6 +76,8 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "PruneEvents",
         "PruneCheckpoints",
         "DropSession",
+        "SweepObjects",
+        "ForgetObjects",
     }
     questions = {audience: set[str]() for audience in Audience}
     for kind, answer in ANSWERS.items():

@@ -1,4 +1,4 @@
-"""`doctor`, `prune`, `vacuum`: what they say, the code they end with, and what they refuse."""
+"""`doctor`, `prune`, `sweep`, `vacuum`: what they say, the code they end with, and what they refuse."""
 
 from __future__ import annotations
 
@@ -131,6 +131,34 @@ async def test_events_that_were_pruned_are_gone_and_everything_else_is_there(hos
     assert f"no events here: --after {kept.json['cursor']} goes on" in (await typed("events", SESSION)).err
     assert "two" in (await typed("history", SESSION)).out
     assert (await typed("doctor", "--deep")).code == 0
+
+
+# ------------------------------------------------------------ sweep
+
+
+@pytest.mark.spec("OB-08")
+async def test_bodies_that_nobody_refers_to_are_removed_and_strangers_only_on_request(
+    hosts: Hosts, typed: Typed, tmp_path: Path
+) -> None:
+    _, turn = await begun(hosts, [final("x" * 100_000)])
+    await turn.wait(SECONDS)
+    lost = await hosts.backend.put_body(KEY, b"1" * 100_000)
+    young: Done = await typed("sweep")
+    assert "1 that nobody refers to yet" in young.out and "removed    0 bodies" in young.out
+
+    stranger = f"{'0' * 64}-{'1' * 16}"
+    folder = next(path for path in tmp_path.rglob(lost.name)).parent
+    (folder / stranger).write_bytes(b"?")
+    for dry_run in (["--dry-run"], []):
+        told: Done = await typed("sweep", "--session", SESSION, "--strangers", *dry_run, "--json")
+        assert told.json["strangers"] == [f"{SESSION}: {stranger}"]
+        assert told.json.get("dryRun", False) == bool(dry_run)
+        assert (folder / stranger).exists() == bool(dry_run)
+    assert "strangers  0 that no record knows" in (await typed("sweep", "--strangers", "--dry-run")).out
+    assert (folder / lost.name).exists()
+    assert (await typed("sweep", "--session", "app/nobody", "--json", code=3)).error["code"] == "NOT_FOUND"
+    assert (await typed("doctor", "--deep")).code == 0
+    assert "xxx" in (await typed("history", SESSION)).out
 
 
 # ------------------------------------------------------------ vacuum

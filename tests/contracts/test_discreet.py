@@ -26,7 +26,7 @@ SHOWN = frozenset(
     kind kinds klass last_step lost_run media_type model name names namespace operation outcome owner owners
     partition parts path pause permission position prefix reason recovery refused resolved_harnesses restored_from
     resumed_from role route routes served signals skipped state state_version store strays stream subject turn type
-    types unready value version what writer Change.puts Records.ranges RequestRecord.arguments
+    types unready value version what writer SweepReport.strangers Change.puts Records.ranges RequestRecord.arguments
     ToolBinding.description
     """.split()
 )

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import Body, body_of
+from agentscope_durable.contracts.bodies import Body, body_of, object_digest
 from agentscope_durable.contracts.change import Change, Need, ReadyRow, Unchanged, View
 from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.contracts.events import PublicEvent
@@ -138,6 +138,11 @@ class Stage:
         else:
             self.world.committed()
         return committed.receipt
+
+    def large(self, content: bytes) -> Body:
+        """A body that was put as an object."""
+        marked = self.do(c.RecordObject(session=self.session, digest=object_digest(content), size=len(content)))
+        return Body(name=marked.name, size=len(content))
 
     @contextmanager
     def refuses(self, error: type[DurableError]) -> Iterator[pytest.ExceptionInfo[Any]]:

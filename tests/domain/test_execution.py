@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import body_of, reference_body
+from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.commands import ExecutionAction, RunEndKind
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound, RequestConflict
+from agentscope_durable.contracts.records import ObjectRecord
 from agentscope_durable.contracts.status import Audience, ExecutionState
 from agentscope_durable.domain.execution import MOVES, RECHECK_MS
 from agentscope_durable.domain.rules import RULES
@@ -250,7 +251,7 @@ def test_after_a_reconciliation_a_late_outcome_is_an_audit_record_and_nothing_el
 def test_a_late_outcome_without_a_result_and_one_that_is_stored_elsewhere_are_kept_as_well() -> None:
     stage, owner = started()
     stage.outcome(owner.turn, S.CANCELLED)
-    large = reference_body(b"large")
+    large = stage.large(b"large")
     command = c.RecordOutcome(
         session=stage.session,
         thread_id="main",
@@ -261,7 +262,9 @@ def test_a_late_outcome_without_a_result_and_one_that_is_stored_elsewhere_are_ke
         result=large,
     )
     stage.do(command)
-    assert keys.object_(large.digest) in stage.world.dump.records, "it is referred to, so no sweep takes it"
+    assert stage.get(keys.object_(large.name), ObjectRecord).state == "referenced", (
+        "it is referred to, so no sweep takes it"
+    )
 
     stage, owner = started()
     stage.outcome(owner.turn)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import body_of
+from agentscope_durable.contracts.bodies import Body, body_of
 from agentscope_durable.contracts.errors import DurableError, Fenced
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
@@ -271,7 +271,7 @@ class Players:
 
     def _command(self, kind: type[Any], /, **fields: Any) -> Do:
         # These are refused only where there is no Session.
-        rare = kind in (c.PutPolicy, c.RecordObject, c.FileFact)
+        rare = kind in (c.PutPolicy, c.RecordObject, c.SweepObjects, c.ForgetObjects, c.FileFact)
         missing = self._chance(0.2 if rare else 0.01) and kind is not c.CreateSession
         session = SessionKey("app", "nobody's") if missing else SESSION
         return Do(kind(session=session, **fields), self._seed())
@@ -415,11 +415,22 @@ class Players:
         if choice == 4:
             return self._command(c.PutPolicy, key="limit", value=self._some((None, body_of(1))))
         if choice == 5:
-            return self._command(c.RecordObject, digest="0" * 64, size=1)
+            return self._object()
         if choice == 6:
             through = self.random.randrange(self.dump.next_seq + 1)
             return self._command(c.PruneEvents, through=through, older_than_ms=self._some((0, 0, 5_000)))
         return self._submit()
+
+    def _object(self) -> Act:
+        known = [key.removeprefix(keys.OBJECTS) for key in self.dump.records if key.startswith(keys.OBJECTS)]
+        choice = self.random.randrange(4)
+        if choice == 0 and known:
+            return self._command(c.PutPolicy, key="large", value=Body(name=self._some(known), size=1))
+        if choice == 1:
+            return self._command(c.SweepObjects)
+        if choice == 2 and known:
+            return self._command(c.ForgetObjects, names=tuple(self._subset(known)))
+        return self._command(c.RecordObject, digest=self._some(("0" * 64, "1" * 64)), size=1)
 
     # ---- hosts ----
 

@@ -9,14 +9,12 @@ import pytest
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import body_of, reference_body
+from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import InvalidTransition, RequestConflict, Terminal
 from agentscope_durable.contracts.records import ObjectRecord
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES
 from tests.domain.stage import Owner, Stage, text
-
-LARGE = reference_body(b"large")
 
 
 def parked() -> tuple[Stage, Owner]:
@@ -36,6 +34,8 @@ def test_every_command_says_who_may_send_it_and_no_operators_command_is_public()
         c.PruneEvents,
         c.PruneCheckpoints,
         c.DropSession,
+        c.SweepObjects,
+        c.ForgetObjects,
     }
     assert set(RULES) == set(c.AnyCommand.__args__), "a command without a line in the table of contents"
 
@@ -90,29 +90,14 @@ def test_a_policy_is_one_record_that_is_written_and_removed() -> None:
     put(body_of({"turns": 3}))
     key = keys.policy("limit/1")
     assert msgspec.json.decode(stage.world.dump.records[key]) == [{"turns": 3}, "", 0]
-    put(LARGE)
-    assert keys.object_(LARGE.digest) in stage.world.dump.records, "it is referred to, so no sweep takes it"
+    large = stage.large(b"large")
+    put(large)
+    assert stage.get(keys.object_(large.name), ObjectRecord).state == "referenced", (
+        "it is referred to, so no sweep takes it"
+    )
     put(None)
     assert key not in stage.world.dump.records
     assert not stage.events("policy"), "policies are no public matter"
-
-
-def test_an_object_is_pending_until_something_refers_to_it() -> None:
-    stage = Stage()
-    command = c.RecordObject(session=stage.session, digest=LARGE.digest, size=LARGE.size)
-    key = keys.object_(LARGE.digest)
-
-    assert stage.do(command) == c.Done(changed=True)
-    first = stage.get(key, ObjectRecord)
-    assert (first.state, first.size, first.marked_ms) == ("pending", LARGE.size, stage.clock())
-    stage.pass_time(5)
-    stage.do(command)
-    assert stage.get(key, ObjectRecord).marked_ms == stage.clock(), "put again, it is young again"
-
-    stage.do(c.SubmitTurn(session=stage.session, thread_id="main", request_id="r1", content=LARGE, digest="d"))
-    assert stage.get(key, ObjectRecord).state == "referenced"
-    assert stage.do(command) == c.Done(changed=False)
-    assert stage.change is None
 
 
 @pytest.mark.parametrize("kind", ["submit", "steer", "respond", "result", "signal"])
@@ -123,13 +108,13 @@ def test_every_large_body_that_comes_from_outside_is_marked_as_referred_to(kind:
     turn = owner.turn
     owner.asks_for_result("c3", "i2")
     request = {"session": stage.session, "thread_id": "main", "request_id": "large"}
-    other = reference_body(b"other")
+    large, other = stage.large(b"large"), stage.large(b"other")
     commands: dict[str, Any] = {
-        "submit": lambda: c.SubmitTurn(**request, content=LARGE, digest="d"),
-        "steer": lambda: c.AddInput(**request, turn_id=turn, kind="steer", content=LARGE, digest="d"),
-        "respond": lambda: respond(content=LARGE, response=other, result=body_of(1)),
-        "result": lambda: respond(content=text("so"), response=other, result=LARGE),
-        "signal": lambda: c.Signal(**request, turn_id=turn, key="x.go", payload=LARGE, digest="d"),
+        "submit": lambda: c.SubmitTurn(**request, content=large, digest="d"),
+        "steer": lambda: c.AddInput(**request, turn_id=turn, kind="steer", content=large, digest="d"),
+        "respond": lambda: respond(content=large, response=other, result=body_of(1)),
+        "result": lambda: respond(content=text("so"), response=other, result=large),
+        "signal": lambda: c.Signal(**request, turn_id=turn, key="x.go", payload=large, digest="d"),
     }
 
     def respond(**bodies: Any) -> c.Respond:
@@ -137,6 +122,7 @@ def test_every_large_body_that_comes_from_outside_is_marked_as_referred_to(kind:
 
     stage.do(commands[kind]())
 
-    marked = {key for key in stage.world.dump.records if key.startswith("object/")}
-    expected = {LARGE.digest, other.digest} if kind in ("respond", "result") else {LARGE.digest}
+    marks = {key: stage.get(key, ObjectRecord) for key in stage.world.dump.records if key.startswith("object/")}
+    marked = {key for key, mark in marks.items() if mark.state == "referenced"}
+    expected = {large.name, other.name} if kind in ("respond", "result") else {large.name}
     assert marked == set(map(keys.object_, expected))

@@ -9,7 +9,7 @@ import pytest
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import body_of, reference_body
+from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import ReadyRow
 from agentscope_durable.contracts.commands import RunEndKind
 from agentscope_durable.contracts.errors import (
@@ -23,7 +23,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.events import LEGACY_TYPES, PAYLOADS
 from agentscope_durable.contracts.log import ModelFact, StepFact
-from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
+from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX, ObjectRecord, ObjectState
 from agentscope_durable.contracts.status import (
     ExecutionKind,
     ExecutionState,
@@ -259,8 +259,10 @@ def test_every_large_body_of_a_commit_is_marked_as_referred_to() -> None:
     owner = stage.running()
 
     def large(name: str) -> Any:
-        return reference_body(name.encode())
+        return bodies[name]
 
+    names = ("journal", "text", "structured", "arguments", "result", "asked", "event")
+    bodies = {name: stage.large(name.encode()) for name in names}
     owner.step(
         journal=b"@" + msgspec.json.encode(large("journal")),
         messages=(c.MessageOut(message_id="m1", content=large("text"), structured=large("structured")),),
@@ -276,8 +278,9 @@ def test_every_large_body_of_a_commit_is_marked_as_referred_to() -> None:
     change = stage.change
     assert change is not None
     marked = {key for key, _ in change.puts if key.startswith("object/")}
-    names = ("journal", "text", "structured", "arguments", "result", "asked", "event")
-    assert marked == {keys.object_(large(name).digest) for name in names}
+    assert marked == {keys.object_(body.name) for body in bodies.values()}
+    assert {stage.get(key, ObjectRecord).state for key in marked} == {ObjectState.REFERENCED}
+    assert stage.rounds == 1, "only a commit with large bodies asks for their marks, for all of them at once"
 
 
 def external_with(arguments: Any) -> c.ToolCommit:
@@ -399,12 +402,12 @@ def test_an_approved_call_may_be_performed_elsewhere_with_other_arguments() -> N
     owner = stage.running()
     owner.asks("c2", "i1")
     stage.respond(owner.turn, "i1")
-    edited = reference_body(b"edited")
+    edited = stage.large(b"edited")
     owner.tool("c2", S.INTENT, kind=ExecutionKind.EXTERNAL, route="hands", arguments=edited, answers=("i1",))
 
     call = stage.execution(owner.turn, "c2")
     assert (call.kind, call.route, call.arguments, call.name) == (ExecutionKind.EXTERNAL, "hands", edited, "delete")
-    assert keys.object_(edited.digest) in stage.world.dump.records
+    assert stage.get(keys.object_(edited.name), ObjectRecord).state is ObjectState.REFERENCED
     assert stage.dispatch(owner.turn, "c2").arguments == edited
 
 

@@ -14,15 +14,14 @@ import pytest
 
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.backend.queries.examination import CHECKS, DEEP
-from agentscope_durable.backend.queries.examination.objects import ORPHAN_AGE_MS
 from agentscope_durable.contracts import examination, keys
-from agentscope_durable.contracts.commands import RecordObject
 from agentscope_durable.contracts.errors import Forbidden, NotFound
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.questions import Examine
 from agentscope_durable.contracts.status import Audience, Severity, TurnStatus, WaitKind
 from agentscope_durable.domain.examination import RECORD_KINDS
+from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
@@ -459,9 +458,7 @@ async def test_bodies_that_nobody_needs_are_noted_and_harm_nothing(large: Path) 
     async with store(large, clock=clock) as (backend, _):
         # Marked, put, and never referred to: its commit was lost.
         content = b'"orphan"' * 20_000
-        lost = hashlib.sha256(content).hexdigest()
-        await backend.execute(RecordObject(session=KEY, digest=lost, size=len(content)), audience=Audience.HOST)
-        await backend._objects.put(keys.partition(KEY), lost, content)
+        lost = (await backend.put_body(KEY, content)).name
         young = await HostOperations(backend).doctor()
         clock.advance(ORPHAN_AGE_MS + 1)
         stranger = bodies(large)[0].with_name("f" * 64)

@@ -20,11 +20,12 @@ from agentscope_durable.contracts.bodies import (
     inline_body,
     object_digest,
 )
-from agentscope_durable.contracts.errors import NotStarted
+from agentscope_durable.contracts.commands import ObjectMarked
+from agentscope_durable.contracts.errors import BodyMissing, DigestMismatch, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.spi.object_store import ObjectStore
 
-Mark = Callable[[SessionKey, str, int], Awaitable[None]]
+Mark = Callable[[SessionKey, str, int], Awaitable[ObjectMarked]]
 
 
 class Bodies:
@@ -44,22 +45,36 @@ class Bodies:
         """Inline when small, else stored and referenced."""
         if self._objects is None or len(content) <= INLINE_MAX_BYTES:
             return inline_body(content)
-        digest = await self._store(session, content)
-        return Body(digest=digest, size=len(content))
+        return await self._store(self._objects, session, content)
 
     async def put_column(self, session: SessionKey, content: bytes) -> bytes:
         """A whole log column: itself when small, else `@` and the reference."""
         if self._objects is None or len(content) <= INLINE_MAX_BYTES:
             return content
-        digest = await self._store(session, content)
-        return COLUMN_REFERENCE + msgspec.json.encode(Body(digest=digest, size=len(content)))
+        return COLUMN_REFERENCE + msgspec.json.encode(await self._store(self._objects, session, content))
 
     async def open(self, session: SessionKey, body: Body) -> bytes:
+        """The JSON bytes, whole and verified.
+
+        Raises:
+            BodyMissing, DigestMismatch: it is not there, or not what was put. What needs it waits (C62).
+            Unavailable: it cannot be read now.
+        """
         if not body.is_reference:
             return bytes(body.inline)
+        spoken = keys.spell(session)
         if self._objects is None:
-            raise NotStarted("object store of this backend")
-        return await self._objects.get(keys.partition(session), body.digest)
+            raise BodyMissing(spoken, body.name).advising(
+                "This backend was opened without an object store: open it with the one the records were written with"
+            )
+        try:
+            return await self._objects.get(keys.partition(session), body.name)
+        except NotFound as error:
+            raise BodyMissing(spoken, body.name).advising(error.advice) from None
+        except DigestMismatch as error:
+            raise DigestMismatch(
+                f"{body.name} of session {spoken}", "body", expected=error.expected, actual=error.actual
+            ).advising("Bring the object back from a backup: what needs it waits, and nothing of it is lost") from None
 
     async def open_value(self, session: SessionKey, body: Body) -> Any:
         return msgspec.json.decode(await self.open(session, body))
@@ -69,9 +84,10 @@ class Bodies:
             return column
         return await self.open(session, decode_reference(column))
 
-    async def _store(self, session: SessionKey, content: bytes) -> str:
-        digest = object_digest(content)
-        await self._mark(session, digest, len(content))
-        assert self._objects is not None
-        await self._objects.put(keys.partition(session), digest, content)
-        return digest
+    async def _store(self, objects: ObjectStore, session: SessionKey, content: bytes) -> Body:
+        digest, partition = object_digest(content), keys.partition(session)
+        marked = await self._mark(session, digest, len(content))
+        # What is referred to was put before; it is not sent again only to be told that it is there.
+        if not marked.referenced or not await objects.exists(partition, marked.name):
+            await objects.put(partition, marked.name, content)
+        return Body(name=marked.name, size=len(content))

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.heartbeat import LeaseHeartbeat
 from agentscope_durable.backend.queries import Queries
+from agentscope_durable.backend.sweep import SWEEP_LIMIT_MAX, Sweep
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, Body
 from agentscope_durable.contracts.commands import (
     AnyCommand,
     CommitStep,
     ForkThread,
+    ObjectMarked,
     RecordObject,
     RepairThread,
     RestoreThread,
@@ -32,6 +34,7 @@ from agentscope_durable.contracts.commands import (
 from agentscope_durable.contracts.errors import Forbidden, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
+from agentscope_durable.contracts.views import SweepReport
 from agentscope_durable.domain.rules import RULES, Rule
 from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
@@ -182,8 +185,9 @@ class TransactionalSessionBackend:
             return replace(command, native=replace(command.native, journal=journal))
         return command
 
-    async def _mark(self, session: SessionKey, digest: str, size: int) -> None:
-        await self.execute(RecordObject(session=session, digest=digest, size=size), audience=Audience.HOST)
+    async def _mark(self, session: SessionKey, digest: str, size: int) -> ObjectMarked:
+        command = RecordObject(session=session, digest=digest, size=size)
+        return await self.execute(command, audience=Audience.HOST)
 
     def _tell(self, hints: tuple[str, ...]) -> None:
         try:
@@ -203,6 +207,24 @@ class TransactionalSessionBackend:
 
     async def open_body(self, session: SessionKey, body: Body) -> bytes:
         return await self._bodies.open(session, body)
+
+    async def sweep_objects(
+        self,
+        *,
+        session: SessionKey | None = None,
+        cursor: str | None = None,
+        limit: int = SWEEP_LIMIT_MAX,
+        strangers: bool = False,
+        dry_run: bool = False,
+    ) -> SweepReport:
+        if self._objects is None:
+            raise InvalidRequest("this backend keeps no bodies outside of its records: there is nothing to sweep")
+
+        async def send(command: AnyCommand) -> Any:
+            return await self.execute(command, audience=Audience.OPERATOR)
+
+        sweep = Sweep(self._records, self._objects, send, limit=limit, strangers=strangers, dry_run=dry_run)
+        return await sweep.run(session, cursor)
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         return await self._records.ready(scan)

@@ -1,13 +1,16 @@
-"""Commands that let things go: a Session is closed, then dropped; positions are pruned; all of it by age, for cron."""
+"""Commands that let things go: a Session is closed, then dropped; positions are pruned; all of it by age, for cron; bodies are swept."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from msgspec.structs import replace
+
+from agentscope_durable.backend.sweep import STRANGERS_MAX
 from agentscope_durable.cli.care import DAMAGE, OlderThan, seconds
 from agentscope_durable.cli.extra import Console, typer
 from agentscope_durable.cli.options import DEFAULT_STORE, Json, OneThread, Session, Store, Thread
-from agentscope_durable.cli.output import console, document, facts, instant, note, tell
+from agentscope_durable.cli.output import cell, console, document, facts, indented, instant, note, tell
 from agentscope_durable.cli.store import Opened, changed, looked, parse_session, spell
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID, ThreadKey
 from agentscope_durable.contracts.views import (
@@ -15,6 +18,7 @@ from agentscope_durable.contracts.views import (
     DropReceipt,
     RetainReport,
     SessionView,
+    SweepReport,
     ThreadView,
 )
 from agentscope_durable.runtime.handles import PAGE_LIMIT
@@ -151,7 +155,56 @@ def _show_round(report: RetainReport, as_json: bool, dry_run: bool) -> None:
         note(f"passed over, because it is damaged: {spell(session)}. Run durable doctor")
 
 
+def sweep(
+    session: Annotated[str | None, typer.Option("--session", metavar="SESSION", help="Sweep this one only.")] = None,
+    strangers: Annotated[
+        bool, typer.Option("--strangers", help="Remove bodies that no record of this store knows, too.")
+    ] = False,
+    dry_run: DryRun = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Remove large bodies that nobody has referred to for a day. Hosts may be running."""
+    key = None if session is None else parse_session(session)
+
+    async def all_of(there: Opened) -> SweepReport:
+        report: SweepReport | None = None
+        while report is None or report.cursor is not None:
+            cursor = None if report is None else report.cursor
+            page = await there.operations.sweep_objects(key, cursor=cursor, strangers=strangers, dry_run=dry_run)
+            report = page if report is None else _together(report, page)
+        return report
+
+    def show(screen: Console, report: SweepReport) -> None:
+        pairs = [
+            ("looked at", f"{report.looked_at} bodies"),
+            ("would go" if report.dry_run else "removed", f"{report.swept} bodies, {report.swept_bytes} bytes"),
+            ("too young", f"{report.pending} that nobody refers to yet"),
+        ]
+        if report.strangers is not None:
+            pairs.append(("strangers", f"{len(report.strangers) + report.more} that no record knows"))
+        facts(screen, pairs)
+        for stranger in report.strangers or ():
+            screen.print(indented(cell(stranger), 3))
+
+    tell(looked(store, all_of) if dry_run else changed(store, all_of), as_json, show)
+
+
+def _together(report: SweepReport, page: SweepReport) -> SweepReport:
+    listed = None if report.strangers is None else (*report.strangers, *(page.strangers or ()))
+    room = None if listed is None else listed[:STRANGERS_MAX]
+    return replace(
+        page,
+        looked_at=report.looked_at + page.looked_at,
+        swept=report.swept + page.swept,
+        swept_bytes=report.swept_bytes + page.swept_bytes,
+        pending=report.pending + page.pending,
+        strangers=room,
+        more=report.more + page.more + (0 if listed is None or room is None else len(listed) - len(room)),
+    )
+
+
 def add(app: Any) -> None:
-    for command in (close, drop, retain):
+    for command in (close, drop, retain, sweep):
         app.command()(command)
     app.command("prune-checkpoints")(prune_checkpoints)

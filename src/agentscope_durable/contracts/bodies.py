@@ -1,7 +1,7 @@
 """A body is JSON that decisions carry but never read.
 
 A small body travels inline. A large one (over `INLINE_MAX_BYTES`) is stored in the ObjectStore
-before the transaction and travels as a digest (D11). The two forms cannot be confused with each
+before the transaction and travels as a name (D11). The two forms cannot be confused with each
 other whatever the JSON says, because the difference is a position in the envelope, not a key.
 """
 
@@ -19,29 +19,25 @@ INLINE_MAX_BYTES = 64 * 1024
 
 
 class Body(Discreet, frozen=True, array_like=True):
-    """Encoded as `[json, "", 0]` inline, or `[null, digest, size]` as a reference.
+    """Encoded as `[json, "", 0]` inline, or `[null, name, size]` as a reference.
 
     Attributes:
         inline: the JSON bytes, or JSON null for a reference.
-        digest: SHA-256 of the JSON bytes, lower-case hex; empty when inline.
+        name: of the object, as `object_name` makes it; empty when inline.
         size: bytes of the referenced JSON; 0 when inline.
     """
 
     inline: msgspec.Raw = msgspec.Raw(b"null")
-    digest: str = ""
+    name: str = ""
     size: int = 0
 
     @property
     def is_reference(self) -> bool:
-        return self.digest != ""
+        return self.name != ""
 
 
 def inline_body(json_bytes: bytes) -> Body:
     return Body(inline=msgspec.Raw(json_bytes))
-
-
-def reference_body(json_bytes: bytes) -> Body:
-    return Body(digest=object_digest(json_bytes), size=len(json_bytes))
 
 
 def body_of(value: object) -> Body:
@@ -50,7 +46,19 @@ def body_of(value: object) -> Body:
 
 
 def object_digest(content: bytes) -> str:
+    """SHA-256, lower-case hex."""
     return hashlib.sha256(content).hexdigest()
+
+
+def object_name(digest: str, tag: str) -> str:
+    """What an object is called in its Session: a content that was swept and comes back has another tag.
+
+    So no name is ever used again, and a removal that comes late, by whatever process, meets nothing that is needed.
+
+    Args:
+        tag: 16 lower-case hex digits.
+    """
+    return f"{digest}-{tag}"
 
 
 COLUMN_REFERENCE = b"@"

@@ -550,6 +550,24 @@ class RecordObject(Command, frozen=True, tag="record_object"):
     size: int
 
 
+class SweepObjects(Command, frozen=True, tag="sweep_objects"):
+    """Mark the next page of bodies that nobody refers to as about to be removed.
+
+    Attributes:
+        after: name of the last object of the page before.
+        limit: objects looked at.
+    """
+
+    after: str = ""
+    limit: int = 100
+
+
+class ForgetObjects(Command, frozen=True, tag="forget_objects"):
+    """These were marked and are removed now."""
+
+    names: tuple[str, ...]
+
+
 AnyCommand = (
     CreateSession
     | CreateThread
@@ -580,6 +598,8 @@ AnyCommand = (
     | DropSession
     | PruneCheckpoints
     | RecordObject
+    | SweepObjects
+    | ForgetObjects
 )
 
 
@@ -720,6 +740,30 @@ class PositionsPruned(msgspec.Struct, frozen=True, rename="camel"):
     positions: int
     versions: int
     more: bool
+
+
+class ObjectMarked(msgspec.Struct, frozen=True, rename="camel"):
+    """Under which name a body is to be put, and whether a commit refers to it already."""
+
+    name: str
+    referenced: bool
+
+
+class ObjectsMarked(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a page is to be removed.
+
+    Attributes:
+        names, size: objects to remove, those that a former sweep has marked too, and bytes of them.
+        pending: further objects nobody refers to, which are too young to be removed.
+        looked_at: objects of the page.
+        after: name of the last one; None when this was the last page.
+    """
+
+    names: tuple[str, ...]
+    size: int
+    pending: int
+    looked_at: int
+    after: str | None
 
 
 class RepairReceipt(msgspec.Struct, frozen=True, rename="camel"):

@@ -30,6 +30,8 @@ from agentscope_durable.contracts.identity import ThreadKey
 __all__ = [
     "AgentFactoryError",
     "AlreadyDecided",
+    "BodyMissing",
+    "BodySwept",
     "CheckpointPruned",
     "Closed",
     "Conflict",
@@ -604,6 +606,20 @@ class CorruptRecord(Rejected):
         super().__init__(f"record {key!r} does not decode as {type_name}: {reason}")
 
 
+class BodyMissing(CorruptRecord):
+    """A large body is not in the object store, although a commit refers to it."""
+
+    advice = "Bring the object back from a backup, or open the records with the object store they were written with"
+
+    def __init__(self, session: str, name: str) -> None:
+        self.session: str = session
+        self.name: str = name
+        self.key: str = name
+        self.type_name: str = "object"
+        self.reason: str = "it is not there"
+        Rejected.__init__(self, f"the body {name!r} of session {session!r} is not in the object store")
+
+
 class DigestMismatch(CorruptRecord):
     """A stored body has another SHA-256 than the one it is referred to by."""
 
@@ -826,6 +842,17 @@ class HostClosed(Unavailable):
     def __init__(self, subject: str) -> None:
         self.subject: str = subject
         super().__init__(f"the {subject} is closed")
+
+
+class BodySwept(Unavailable):
+    """A large body was put so long ago that a sweep removed it before a commit referred to it; nothing was changed."""
+
+    advice = "Send the request again, with the same request id: its body is put anew"
+
+    def __init__(self, session: str, name: str) -> None:
+        self.session: str = session
+        self.name: str = name
+        super().__init__(f"the body {name!r} of session {session!r} was swept before anything referred to it")
 
 
 class StoreBusy(Unavailable):

@@ -177,7 +177,12 @@ def lates(run_id: str) -> str:
     return f"late/{run_id}/"
 
 
-def object_(digest: str) -> str:
+def object_(name: str) -> str:
+    return f"object/{name}"
+
+
+def objects_of(digest: str) -> str:
+    """Objects of one content."""
     return f"object/{digest}"
 
 

@@ -6,6 +6,7 @@ storage format 8, and new fields go at the end with a default.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +31,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev7"
+STORAGE_REVISION = "8.dev8"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -519,10 +520,27 @@ class MessageIndex(_Record, frozen=True):
     flag: str = ""
 
 
-class ObjectRecord(_Record, frozen=True):
-    """A stored object: pending until a commit refers to it (D11)."""
+class ObjectState(StrEnum):
+    """How it stands with an object (D11).
 
-    state: str
+    PENDING     about to be put, or put; no commit refers to it.
+    REFERENCED  a commit refers to it.
+    SWEEPING    it is being removed. There is no way back from here: no commit may refer to it any more.
+    """
+
+    PENDING = "pending"
+    REFERENCED = "referenced"
+    SWEEPING = "sweeping"
+
+
+class ObjectRecord(_Record, frozen=True):
+    """A large body that stands in the object store, under the name in the key.
+
+    Attributes:
+        marked_ms: when it came to this state; a body that is put again while it is pending is marked anew.
+    """
+
+    state: ObjectState
     size: int
     marked_ms: int
 

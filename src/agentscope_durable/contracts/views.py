@@ -423,6 +423,30 @@ class SessionSizeView(View, frozen=True):
     object_bytes: int
 
 
+class SweepReport(View, frozen=True):
+    """What one call of a sweep has done, or with `dry_run` would have done.
+
+    Attributes:
+        looked_at: bodies in the object store that were looked at.
+        swept, swept_bytes: those that nobody refers to and that are gone now.
+        pending: those nobody refers to yet, which are too young to be removed.
+        strangers: those that no record knows, by Session or folder and name; at most STRANGERS_MAX of them are listed.
+            None: they were not looked for.
+        more: strangers that are not listed.
+        cursor: where to go on; None when this was all.
+        dry_run: nothing was changed.
+    """
+
+    looked_at: int
+    swept: int
+    swept_bytes: int
+    pending: int
+    strangers: tuple[str, ...] | None
+    more: int
+    cursor: str | None
+    dry_run: bool
+
+
 class StoreView(View, frozen=True):
     """*Query time.* How busy the record store of this process is, counted since it was opened (BE-28).
 

@@ -124,7 +124,7 @@ def submit(c: SubmitTurn, seed: bytes, view: View, now_ms: int) -> Change | Unch
         thread = replace(thread, current=turn_id)
         draft.schedule(thread, turn_id, state)
     draft.put(keys.thread(c.thread_id), thread)
-    draft.refer(c.content.digest, c.content.size)
+    draft.refer(c.content)
     receipt = TurnAdmitted(thread_id=c.thread_id, turn_id=turn_id, ordinal=ordinal)
     remember(draft, c.request_id, "submit", arguments, receipt)
     return draft.change(receipt)

@@ -14,15 +14,16 @@ import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import column_reference
+from agentscope_durable.contracts.bodies import Body, column_reference
 from agentscope_durable.contracts.change import Change, Entry, Need, Range, Reads, ReadyRow, View
-from agentscope_durable.contracts.errors import NotFound, SessionDropped
+from agentscope_durable.contracts.errors import BodySwept, NotFound, SessionDropped
 from agentscope_durable.contracts.events import Payload, TurnChanged, TurnRecovery
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.log import PrivateFact, StoredEvent, encode_events, encode_facts
 from agentscope_durable.contracts.records import (
     CLASS_SEPARATOR,
     ObjectRecord,
+    ObjectState,
     SessionHead,
     ThreadHead,
     ThreadRecord,
@@ -69,6 +70,7 @@ class Draft:
 
     __slots__ = (
         "_at",
+        "_bodies",
         "_events",
         "_facts",
         "_hints",
@@ -94,6 +96,7 @@ class Draft:
         self._puts: dict[str, bytes | None] = {}
         self._ready: dict[tuple[str, str], ReadyRow | None] = {}
         self._hints: dict[str, None] = {}
+        self._bodies: set[str] = set()
         self._journal = b""
         self._stream = ""
         self._at = 0
@@ -184,7 +187,7 @@ class Draft:
         self._stream, self._at, self._journal = stream, at, journal
         reference = column_reference(journal)
         if reference is not None:
-            self.refer(reference.digest, reference.size)
+            self.refer(reference)
 
     def ready(self, kind: str, klass: str, item: str, *, due_ms: int, value: str = "") -> None:
         self._ready[kind, item] = ReadyRow(kind=kind, klass=klass, due_ms=due_ms, item=item, value=value)
@@ -194,10 +197,10 @@ class Draft:
     def unready(self, kind: str, item: str) -> None:
         self._ready[kind, item] = None
 
-    def refer(self, digest: str, size: int) -> None:
-        """This commit refers to an object: its mark is no longer pending (D11)."""
-        if digest:
-            self.put(keys.object_(digest), ObjectRecord(state="referenced", size=size, marked_ms=self.now_ms))
+    def refer(self, body: Body) -> None:
+        """This commit refers to a body, which may be an object (D11)."""
+        if body.is_reference:
+            self._bodies.add(body.name)
 
     def set_active(self, thread_id: str, active: ThreadHead | None) -> None:
         threads = dict(self.head.threads)
@@ -258,7 +261,13 @@ class Draft:
         return after
 
     def change(self, receipt: object) -> Change:
-        """Everything collected, as one change."""
+        """Everything collected, as one change.
+
+        Raises:
+            BodySwept: it would refer to a body that a sweep removes.
+        """
+        if self._bodies:
+            self._mark_bodies()
         partition = keys.partition(self.session)
         self._hints[session_hint(partition)] = None
         for turn_id in {event.turn_id for event in self._events if event.turn_id}:
@@ -283,6 +292,17 @@ class Draft:
             receipt=receipt,
             hints=tuple(self._hints),
         )
+
+    def _mark_bodies(self) -> None:
+        """The marks of the bodies it refers to are pending no longer. Only a commit with large bodies reads any."""
+        marks = [keys.object_(name) for name in sorted(self._bodies)]
+        self.require(tuple(marks))
+        for key in marks:
+            known = self.get(key, ObjectRecord)
+            if known is None or known.state is ObjectState.SWEEPING:
+                raise BodySwept(keys.spell(self.session), key.removeprefix(keys.OBJECTS))
+            if known.state is ObjectState.PENDING:
+                self.put(key, replace(known, state=ObjectState.REFERENCED, marked_ms=self.now_ms))
 
 
 def _visibly_differs(a: TurnState, b: TurnState) -> bool:

@@ -144,7 +144,7 @@ def add_input(c: AddInput, seed: bytes, view: View, now_ms: int) -> Change | Unc
             request_id=c.request_id, kind=c.kind, ordinal=ordinal, message_id=message_id, seq=seq, accepted_ms=now_ms
         ),
     )
-    draft.refer(c.content.digest, c.content.size)
+    draft.refer(c.content)
     _signal_event(draft, c, c.kind, c.turn_id, SignalState.ACCEPTED)
     after = replace(
         state,
@@ -305,7 +305,7 @@ def signal(c: Signal, seed: bytes, view: View, now_ms: int) -> Change | Unchange
         keys.signal(c.turn_id, c.key, ordinal),
         SignalRecord(request_id=c.request_id, key=c.key, payload=c.payload, ordinal=ordinal, accepted_ms=now_ms),
     )
-    draft.refer(c.payload.digest, c.payload.size)
+    draft.refer(c.payload)
     draft.emit(
         "signal.accepted",
         SignalChanged(request_id=c.request_id, operation="signal", key=c.key),

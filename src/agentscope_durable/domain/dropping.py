@@ -22,7 +22,7 @@ from agentscope_durable.contracts.commands import Dropped, DropSession
 from agentscope_durable.contracts.errors import NotClosed, NotFound, Unfinished
 from agentscope_durable.contracts.events import SessionDropped
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import DropRecord, ObjectRecord, decode
+from agentscope_durable.contracts.records import DropRecord, ObjectRecord, ObjectState, decode
 from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.contracts.views import DropReceipt
 from agentscope_durable.domain.change import Draft
@@ -89,7 +89,7 @@ def _drop_records(draft: Draft, record: DropRecord) -> DropRecord:
         if key.startswith(keys.OBJECTS):
             body = decode(ObjectRecord, value, key=key)
             # Nobody is about to refer to it: the sweep need not wait.
-            draft.put(key, replace(body, state="pending", marked_ms=0))
+            draft.put(key, replace(body, state=ObjectState.PENDING, marked_ms=0))
             objects, object_bytes = objects + 1, object_bytes + body.size
             continue
         draft.delete(key)

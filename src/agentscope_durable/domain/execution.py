@@ -167,7 +167,7 @@ def settle_execution(
         step_id=step_id,
     )
     if body is not None:
-        draft.refer(body.digest, body.size)
+        draft.refer(body)
     draft.put(
         keys.execution(place.turn_id, execution.call_id),
         replace(
@@ -382,7 +382,7 @@ def _late(draft: Draft, c: RecordOutcome, execution: ExecutionRecord) -> Change 
         return Unchanged(told)
     draft.put(keys.execution(c.turn_id, c.call_id), replace(execution, late=c.result, late_state=c.state))
     if c.result is not None:
-        draft.refer(c.result.digest, c.result.size)
+        draft.refer(c.result)
     return draft.change(told)
 
 

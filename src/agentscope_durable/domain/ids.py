@@ -20,6 +20,11 @@ def _derive(kind: str, *parts: str) -> str:
     return base64.b32encode(hashlib.sha256(text).digest()[:10]).decode().lower()
 
 
+def object_tag(seed: bytes) -> str:
+    """What tells the objects of one content apart: 64 bits, in hex because some disks fold case."""
+    return hashlib.sha256(b"object\x00" + seed).hexdigest()[:16]
+
+
 def turn_id(seed: bytes) -> str:
     return f"t{_derive('turn', seed.hex())}"
 

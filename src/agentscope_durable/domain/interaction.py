@@ -64,8 +64,8 @@ def respond(c: Respond, seed: bytes, view: View, now_ms: int) -> Change | Unchan
             edited=c.arguments,
         ),
     )
-    draft.refer(c.response.digest, c.response.size)
-    draft.refer(c.content.digest, c.content.size)
+    draft.refer(c.response)
+    draft.refer(c.content)
     say(
         draft,
         MessageCompleted(
@@ -114,4 +114,4 @@ def _edit(draft: Draft, turn_id: str, call_id: str, arguments: Body) -> None:
     execution = draft.get(key, ExecutionRecord)
     if execution is not None:
         draft.put(key, replace(execution, arguments=arguments))
-    draft.refer(arguments.digest, arguments.size)
+    draft.refer(arguments)

@@ -16,13 +16,12 @@ from agentscope_durable.contracts.commands import (
     PutPolicy,
     ReconcileReceipt,
     ReconcileTool,
-    RecordObject,
     ReleaseTurn,
     ToolCommit,
 )
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
 from agentscope_durable.contracts.log import ModelFact
-from agentscope_durable.contracts.records import ExecutionRecord, LateFact, ObjectRecord, RunRecord, TurnRecord
+from agentscope_durable.contracts.records import ExecutionRecord, LateFact, RunRecord, TurnRecord
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, RunStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.admission import remember, repeated
@@ -115,21 +114,7 @@ def put_policy(c: PutPolicy, seed: bytes, view: View, now_ms: int) -> Change | U
         draft.delete(keys.policy(c.key))
     else:
         draft.put(keys.policy(c.key), c.value)
-        draft.refer(c.value.digest, c.value.size)
-    return draft.change(Done(changed=True))
-
-
-def reads_record_object(c: RecordObject) -> Reads:
-    return Reads(keys=(keys.object_(c.digest),))
-
-
-def record_object(c: RecordObject, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
-    """Mark a body as pending before it is put, so that a sweep can tell an orphan (D11)."""
-    draft = begin(view, c.session, seed, now_ms)
-    known = draft.get(keys.object_(c.digest), ObjectRecord)
-    if known is not None and known.state == "referenced":
-        return Unchanged(Done(changed=False))
-    draft.put(keys.object_(c.digest), ObjectRecord(state="pending", size=c.size, marked_ms=now_ms))
+        draft.refer(c.value)
     return draft.change(Done(changed=True))
 
 

@@ -123,7 +123,7 @@ def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceR
     if entry.number < 1 or draft.has(key):
         raise InvalidRequest(f"content number {entry.number} is another content's", path="workspace")
     draft.put(key, entry.content)
-    draft.refer(entry.content.digest, entry.content.size)
+    draft.refer(entry.content)
 
 
 def count_on(draft: Draft, thread_id: str, *, floor: int, numbers: int) -> None:

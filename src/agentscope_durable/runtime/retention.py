@@ -27,7 +27,14 @@ from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.ids import check_key
 from agentscope_durable.contracts.questions import GetDropped, ListClosed, ListThreads
 from agentscope_durable.contracts.status import Audience
-from agentscope_durable.contracts.views import CheckpointPruneReceipt, DropReceipt, Page, PruneReceipt, RetainReport
+from agentscope_durable.contracts.views import (
+    CheckpointPruneReceipt,
+    DropReceipt,
+    Page,
+    PruneReceipt,
+    RetainReport,
+    SweepReport,
+)
 from agentscope_durable.runtime.handles import PAGE_LIMIT
 from agentscope_durable.spi.backend import SessionBackend
 
@@ -39,6 +46,8 @@ Timeout = float | timedelta
 
 REASON_CHARS_MAX: Final = 256
 """Of what is kept for ever."""
+SWEEP_LIMIT: Final = 1000
+"""Bodies one call of a sweep looks at."""
 RETAINED: Final = "retained no longer"
 """The reason of what `retain` drops."""
 
@@ -138,6 +147,48 @@ class Retention:
         return CheckpointPruneReceipt(
             session=thread.session, thread_id=thread.thread_id, positions=positions, versions=versions
         )
+
+    async def sweep_objects(
+        self,
+        session: SessionKey | None = None,
+        *,
+        cursor: str | None = None,
+        limit: int = SWEEP_LIMIT,
+        strangers: bool = False,
+        dry_run: bool = False,
+    ) -> SweepReport:
+        """Remove large bodies that nobody refers to from the object store (OB-08).
+
+        A body goes when no commit has referred to it for a day by the store's clock after it was put: its commit was
+        lost, or the request that brought it was never sent. Bodies of dropped Sessions go at once.
+
+        Hosts may be running, and other sweeps. Stopped, cancelled or killed at any point, it has removed what it had
+        removed by then; the next one goes on with the rest.
+
+        Args:
+            session: only this one.
+            cursor: of the former report; go on until that is None.
+            limit: bodies to look at, 1 to 10,000; a Session without any counts as one.
+            strangers: remove bodies that no record of this store knows, too. In an object store that other records use
+                under the same prefix, THEIR BODIES ARE SUCH: look at what `dry_run` tells before.
+            dry_run: say what would go, and change nothing.
+
+        Raises:
+            Unavailable: the object store cannot be reached, or does not let this in.
+        """
+        if session is not None:
+            check_key(session)
+        report = await self._backend.sweep_objects(
+            session=session, cursor=cursor, limit=limit, strangers=strangers, dry_run=dry_run
+        )
+        if not dry_run and (report.swept or report.strangers):
+            log.info(
+                "%d bodies that nobody refers to are removed, %d bytes, and %d that no record knows",
+                report.swept,
+                report.swept_bytes,
+                len(report.strangers or ()) + report.more,
+            )
+        return report
 
     async def drop_session(self, session: SessionKey, *, reason: str = "", dry_run: bool = False) -> DropReceipt:
         """Drop a closed Session: timeline, history, Turns, checkpoints, workspaces, all of it. There is no way back.

@@ -10,6 +10,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
+from agentscope_durable.contracts.views import SweepReport
 from agentscope_durable.spi.live import LiveEvents
 from agentscope_durable.spi.record_store import PAGE_MAX, Capabilities, OwnerLease, ReadyPage, ReadyScan
 
@@ -107,6 +108,12 @@ class SessionBackend(Protocol):
 
     async def open_body(self, session: SessionKey, body: Body) -> bytes:
         """The JSON bytes of a body, digest verified."""
+        ...
+
+    async def sweep_objects(
+        self, *, session: SessionKey | None, cursor: str | None, limit: int, strangers: bool, dry_run: bool
+    ) -> SweepReport:
+        """Remove bodies nobody refers to. For operators only, whatever the transport."""
         ...
 
     async def ready(self, scan: ReadyScan) -> ReadyPage: ...

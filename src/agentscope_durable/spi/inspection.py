@@ -82,3 +82,11 @@ class InspectedObjects(Protocol):
     async def folders(self, after: str = "", limit: int = 1000) -> list[str]:
         """Names of partitions that have objects, in order."""
         ...
+
+    async def names_in(self, folder: str, after: str = "", limit: int = 1000) -> list[str]:
+        """What stands in a folder, in order; [] when there is none."""
+        ...
+
+    async def remove_from(self, folder: str, name: str) -> None:
+        """Remove something that stands in a folder; absent is fine."""
+        ...

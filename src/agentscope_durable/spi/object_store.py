@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class ObjectStore(Protocol):
@@ -38,3 +38,12 @@ class ObjectStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class CheckedObjectStore(Protocol):
+    """An object store that can try out whether it keeps its promises where it is used."""
+
+    async def check(self) -> None:
+        """Raise what is wrong; once it was right, cheap. A backend asks when it is opened to be written."""
+        ...

@@ -87,9 +87,9 @@ def payload_of(found: Found) -> Payload:
             if stored is None:
                 continue
             # As a `Body` is stored, decoded together with everything around it.
-            data[name], digest, large = stored
-            if digest:
-                elsewhere[name] = Body(digest=digest, size=large)
+            data[name], place, large = stored
+            if place:
+                elsewhere[name] = Body(name=place, size=large)
                 size += large
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         raise CorruptRecord(f"event {found.sequence}", event.type, str(error)) from error

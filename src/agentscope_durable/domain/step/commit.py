@@ -37,7 +37,7 @@ class Commit:
 
     def refer(self, body: Body) -> None:
         """The commit holds this body: it is kept as long as the Session."""
-        self.draft.refer(body.digest, body.size)
+        self.draft.refer(body)
 
 
 def receipt(active: ThreadHead, state: TurnState, now_ms: int, *, ended: bool = False) -> StepReceipt:

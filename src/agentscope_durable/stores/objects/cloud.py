@@ -125,24 +125,28 @@ class OperatorObjectStore:
 
     async def delete(self, partition: str, name: str) -> None:
         check_name(name)
-        path = self._path(partition, name)
+        await self.remove_from(folder_name(partition), name)
 
+    async def remove_from(self, folder: str, name: str) -> None:
         def remove() -> None:
             _failpoints.hit("object.delete.before")
-            self._operator.delete(path)
+            self._operator.delete(f"{folder}/{name}")
             _failpoints.hit("object.delete.after")
 
         await self._call(remove)
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
+        return await self.names_in(folder_name(partition), after, limit)
+
+    async def names_in(self, folder: str, after: str = "", limit: int = 1000) -> list[str]:
         check_limit(limit)
-        folder = f"{folder_name(partition)}/"
+        place = f"{folder}/"
 
         def names() -> list[str]:
-            start = folder + after if after else None
-            found = self._listing.list(folder, recursive=True, start_after=start, limit=limit)
+            start = place + after if after else None
+            found = self._listing.list(place, recursive=True, start_after=start, limit=limit)
             paths = (entry.path for entry in found)
-            return list(islice((path.removeprefix(folder) for path in paths if path > folder + after), limit))
+            return list(islice((path.removeprefix(place) for path in paths if path > place + after), limit))
 
         return await self._call(names)
 

@@ -67,7 +67,10 @@ class FileObjectStore:
 
     async def delete(self, partition: str, name: str) -> None:
         check_name(name)
-        path = self._path(partition, name)
+        await self.remove_from(folder_name(partition), name)
+
+    async def remove_from(self, folder: str, name: str) -> None:
+        path = self._directory / folder[:2] / folder / name
 
         def remove() -> None:
             _failpoints.hit("object.delete.before")
@@ -77,12 +80,15 @@ class FileObjectStore:
         await self._call(remove)
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
+        return await self.names_in(folder_name(partition), after, limit)
+
+    async def names_in(self, folder: str, after: str = "", limit: int = 1000) -> list[str]:
         check_limit(limit)
-        folder = self._folder(partition)
+        place = self._directory / folder[:2] / folder
 
         def names() -> list[str]:
             try:
-                return sorted(name for name in os.listdir(folder) if name > after)[:limit]
+                return sorted(name for name in os.listdir(place) if name > after)[:limit]
             except FileNotFoundError:
                 return []
 
@@ -98,7 +104,10 @@ class FileObjectStore:
             found: list[str] = []
             for above in sorted(self._directory.glob("??")):
                 if above.name >= after[:2] and above.is_dir():
-                    found += sorted(name for name in os.listdir(above) if name > after)
+                    # A folder stays when its last body goes: another process may be about to put one there.
+                    found += sorted(
+                        name for name in os.listdir(above) if name > after and any(os.scandir(above / name))
+                    )
                 if len(found) >= limit:
                     break
             return found[:limit]

@@ -12,9 +12,10 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import COLUMNS
 from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import ObjectRecord, ThreadRecord, decode
+from agentscope_durable.contracts.records import ObjectRecord, ObjectState, ThreadRecord, decode
 from agentscope_durable.contracts.status import Severity
 from agentscope_durable.domain.examination import mentions, place
+from agentscope_durable.domain.objects import is_orphan
 from agentscope_durable.spi.inspection import InspectedObjects
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
@@ -22,11 +23,13 @@ from agentscope_durable.spi.record_store import (
     Reads,
 )
 
-__all__ = ["ORPHAN_AGE_MS", "examine_objects", "examine_strangers"]
+__all__ = ["examine_objects", "examine_strangers"]
 
-ORPHAN_AGE_MS: Final = 24 * 3_600_000
-"""A body that no commit has referred to for so long is referred to by none (D11)."""
 FOLDERS_PAGE: Final = 1000
+SWEEP: Final = "A sweep removes it."
+SWEPT: Final = (("sweep",),)
+LOOK: Final = "If no other store uses this place for its bodies, a sweep removes it with --strangers. Look first."
+STRANGE: Final = (("sweep", "--strangers", "--dry-run"),)
 
 
 async def examine_objects(reader: Reader, session: SessionKey, report: Report) -> None:
@@ -41,27 +44,24 @@ async def examine_objects(reader: Reader, session: SessionKey, report: Report) -
         records = await reader.read(session, Reads(ranges=(page,)))
         rows = records.ranges[page]
         for key, data in rows:
-            digest = key.removeprefix(keys.OBJECTS)
+            name = key.removeprefix(keys.OBJECTS)
             report.look("objects")
             try:
                 record = decode(ObjectRecord, data, key=key)
-                there = await objects.exists(partition, digest)
+                there = await objects.exists(partition, name)
                 if there and report.deep:
-                    _ = await objects.get(partition, digest)
+                    _ = await objects.get(partition, name)
             except DurableError as error:
-                users = await _users(reader, session, digest)
-                report.fault("objects", f"object {digest}, used by {users}", error, session)
+                users = await _users(reader, session, name)
+                report.fault("objects", f"object {name}, used by {users}", error, session)
                 continue
-            referred = record.state == "referenced"
-            if referred and not there:
-                users = await _users(reader, session, digest)
+            if record.state is ObjectState.REFERENCED and not there:
+                users = await _users(reader, session, name)
                 problem = f"it is referred to and is not there; used by {users}"
-                report.find("objects", Severity.DAMAGE, f"object {digest}", problem, ASK, session=session)
-            elif not referred and there and records.now_ms - record.marked_ms > ORPHAN_AGE_MS:
+                report.find("objects", Severity.DAMAGE, f"object {name}", problem, ASK, session=session)
+            elif is_orphan(record, records.now_ms):
                 problem = f"no commit refers to it; {record.size} bytes"
-                report.find(
-                    "objects", Severity.NOTE, f"object {digest}", problem, "It may be deleted.", session=session
-                )
+                report.find("objects", Severity.NOTE, f"object {name}", problem, SWEEP, session=session, commands=SWEPT)
         end = "" if len(rows) < PAGE_MAX else rows[-1][0].removeprefix(keys.OBJECTS)
         await _unknown(reader, session, {key.removeprefix(keys.OBJECTS) for key, _ in rows}, known_until, end, report)
         if len(rows) < PAGE_MAX:
@@ -83,13 +83,14 @@ async def _unknown(
             if name not in known:
                 report.look("objects")
                 problem = "no record speaks of it"
-                report.find("objects", Severity.NOTE, f"object {name}", problem, "It may be deleted.", session=session)
+                about = f"object {name}"
+                report.find("objects", Severity.NOTE, about, problem, LOOK, session=session, commands=STRANGE)
         if len(names) < PAGE_MAX:
             return
         after = names[-1]
 
 
-async def _users(reader: Reader, session: SessionKey, digest: str) -> str:
+async def _users(reader: Reader, session: SessionKey, name: str) -> str:
     """The commits that refer to an object, as people find them again."""
     found: list[str] = []
     page = Range(keys.THREADS, limit=PAGE_MAX)
@@ -97,10 +98,10 @@ async def _users(reader: Reader, session: SessionKey, digest: str) -> str:
         thread_id = decode(ThreadRecord, data, key=key).thread_id
         for column in COLUMNS:
             async for row in reader.stream(session, thread_id, 1, 0, column):
-                if mentions(row, digest):
+                if mentions(row, name):
                     found.append(place(row.first, row.count, row.stream, row.at))
     async for row in event_rows(reader, session):
-        if not row.stream and mentions(row, digest):
+        if not row.stream and mentions(row, name):
             found.append(place(row.first, row.count, row.stream, row.at))
     return ", ".join(found[:5]) or "a record"
 
@@ -119,7 +120,7 @@ async def examine_strangers(reader: Reader, report: Report) -> None:
                 left.discard(objects.folder_of(keys.partition(session)))
         for name in sorted(left):
             problem = "its bodies belong to a Session that is not in this store"
-            report.find("objects", Severity.NOTE, f"folder {name}", problem, "It may be deleted.")
+            report.find("objects", Severity.NOTE, f"folder {name}", problem, LOOK, commands=STRANGE)
         if len(folders) < FOLDERS_PAGE:
             return
         after = folders[-1]
