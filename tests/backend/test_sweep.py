@@ -24,7 +24,7 @@ from agentscope_durable.contracts.bodies import Body, object_digest
 from agentscope_durable.contracts.errors import BodySwept, InvalidCursor, InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import Binding
-from agentscope_durable.contracts.status import Severity
+from agentscope_durable.contracts.status import Audience, Severity
 from agentscope_durable.contracts.views import SweepReport
 from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.runtime.operations import HostOperations
@@ -370,6 +370,48 @@ async def test_a_removal_that_fails_is_done_by_the_next_sweep(tmp_path: Path) ->
         assert await at.names() == [old.name]
         with pytest.raises(BodySwept):
             await at.refer(old, 1)
+        [finding] = (await at.operations.doctor()).findings
+        assert finding.severity is Severity.NOTE and finding.commands == (("sweep",),)
+        assert (await at.sweep()).swept == 1
+        assert (await at.operations.doctor()).findings == ()
+
+
+# ---- dropped Sessions ----
+
+
+@pytest.mark.parametrize("slices", [1, 2, 20])
+async def test_bodies_of_a_dropped_session_go_with_the_next_sweep(
+    objects: ObjectStore, tmp_path: Path, slices: int
+) -> None:
+    """Also while it is being dropped, and nothing of a drop minds a sweep in between."""
+    other = SessionKey("app", "other")
+    async with sweeping(tmp_path / "store", objects) as at:
+        for session in (SESSION, other):
+            await at.created(session)
+        for value in (await at.lost(1), await at.lost(2), None):
+            await at.backend.execute(c.PutPolicy(session=SESSION, key="k", value=value), audience=Audience.OPERATOR)
+        await at.lost(3)
+        kept = await at.used(1, other)
+        await at.backend.execute(c.CloseSession(session=SESSION))
+        for _ in range(slices):
+            await at.backend.execute(c.DropSession(session=SESSION), audience=Audience.OPERATOR)
+            await at.sweep()
+        assert len(await at.names()) == (3 if slices == 1 else 0)
+        receipt = await at.operations.drop_session(SESSION)
+        assert receipt.objects + receipt.records > 0
+        _ = await at.sweep()
+        assert await at.names() == []
+        assert (await at.operations.doctor(deep=True)).findings == ()
+        assert await at.operations.drop_session(SESSION) == receipt
+        assert await at.names(other) == [kept.name]
+
+
+async def test_doctor_says_that_a_dropped_session_has_left_bodies(tmp_path: Path) -> None:
+    async with sweeping(tmp_path, None) as at:
+        await at.created()
+        await at.lost(1)
+        await at.backend.execute(c.CloseSession(session=SESSION))
+        await at.operations.drop_session(SESSION)
         [finding] = (await at.operations.doctor()).findings
         assert finding.severity is Severity.NOTE and finding.commands == (("sweep",),)
         assert (await at.sweep()).swept == 1

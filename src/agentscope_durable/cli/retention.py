@@ -1,4 +1,4 @@
-"""Commands that let things go: a Session is closed, then dropped; positions are pruned; all of it by age, for cron; bodies are swept."""
+"""Commands that let things go: Sessions are closed, then dropped; positions pruned, by age too; bodies swept."""
 
 from __future__ import annotations
 

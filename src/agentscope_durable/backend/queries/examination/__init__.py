@@ -50,6 +50,7 @@ async def _session(reader: Reader, session: SessionKey, report: Report) -> None:
     try:
         head = (await reader.records.read(keys.partition(session), Reads())).head
         if head is not None and head.status is ResourceStatus.DROPPED:
+            await examine_objects(reader, session, report)
             return
         if head is not None and head.status is ResourceStatus.DROPPING:
             action = "Drop it again: that goes on where it stopped."

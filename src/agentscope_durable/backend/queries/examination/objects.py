@@ -41,7 +41,8 @@ async def examine_objects(reader: Reader, session: SessionKey, report: Report) -
     known_until, after = "", ""
     while True:
         page = Range(keys.OBJECTS, after, PAGE_MAX)
-        records = await reader.read(session, Reads(ranges=(page,)))
+        # Of a Session that was dropped, marks are left until its bodies are swept.
+        records = await reader.records.read(partition, Reads(ranges=(page,)))
         rows = records.ranges[page]
         for key, data in rows:
             name = key.removeprefix(keys.OBJECTS)
