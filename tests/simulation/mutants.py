@@ -20,7 +20,7 @@ from agentscope_durable.runtime.host import Delivery
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.testing import scripted_harness
+from agentscope_durable.testing.scripted_harness._tools import WithTools
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def early_never_rerun() -> Iterator[None]:
     async def again(self: Any, call: Any, wanted: Any) -> None:
         await self._run_local(call, wanted)
 
-    with _instead(scripted_harness._Play, "_resume_local", again), _instead(tools, "_check_tool", lambda *_: None):
+    with _instead(WithTools, "_resume_local", again), _instead(tools, "_check_tool", lambda *_: None):
         yield
 
 

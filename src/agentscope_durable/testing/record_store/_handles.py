@@ -12,21 +12,8 @@ from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import RunState, SessionHead, ThreadHead, TurnState
 from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.spi.environment import SYSTEM
-from agentscope_durable.spi.record_store import (
-    Committed,
-    Reads,
-    ReadyScan,
-    SessionScan,
-    Unchanged,
-    View,
-)
-from agentscope_durable.testing.record_store._stage import (
-    NOTHING,
-    StoreStage,
-    always,
-    change,
-    events,
-)
+from agentscope_durable.spi.record_store import Committed, Reads, ReadyScan, SessionScan, Unchanged, View
+from agentscope_durable.testing.record_store._stage import NOTHING, StoreStage, always, change, events
 
 
 class HandlesContract(StoreStage):

@@ -26,15 +26,7 @@ from agentscope_durable.spi.record_store import (
     Unchanged,
     View,
 )
-from agentscope_durable.testing.record_store._stage import (
-    NOTHING,
-    StoreStage,
-    always,
-    change,
-    events,
-    four_rows,
-    read,
-)
+from agentscope_durable.testing.record_store._stage import NOTHING, StoreStage, always, change, events, four_rows, read
 
 
 class LogContract(StoreStage):

@@ -23,13 +23,7 @@ from agentscope_durable.spi.record_store import (
     Unchanged,
     View,
 )
-from agentscope_durable.testing.record_store._stage import (
-    NOTHING,
-    StoreStage,
-    always,
-    change,
-    four_rows,
-)
+from agentscope_durable.testing.record_store._stage import NOTHING, StoreStage, always, change, four_rows
 
 
 class PagesContract(StoreStage):

@@ -17,14 +17,7 @@ from agentscope_durable.spi.record_store import (
     Unchanged,
     View,
 )
-from agentscope_durable.testing.record_store._stage import (
-    NOTHING,
-    StoreStage,
-    always,
-    change,
-    events,
-    read,
-)
+from agentscope_durable.testing.record_store._stage import NOTHING, StoreStage, always, change, events, read
 
 
 class TimeContract(StoreStage):
