@@ -175,6 +175,7 @@ async def test_things_that_are_not_inside_each_other_are_not_found() -> None:
         q.GetRun(session=SESSION, thread_id="main", turn_id=turn, run_id=f"{turn}.2"),
         q.ListSteps(session=SESSION, thread_id="main", turn_id=turn, run_id="no number"),
         q.ListModelCalls(session=SESSION, thread_id="main", turn_id=turn, run_id=f"{turn}.9"),
+        q.ListModelCalls(session=SESSION, thread_id="main", turn_id=turn, run_id=f"{turn}.1", step_id="nowhere"),
     ):
         with pytest.raises(NotFound):
             await world.ask(question)

@@ -8,7 +8,7 @@ from agentscope_durable.backend.queries.records import run_key, run_of, turn_of
 from agentscope_durable.backend.queries.rows import private_facts
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
-from agentscope_durable.contracts.errors import InvalidCursor
+from agentscope_durable.contracts.errors import InvalidCursor, NotFound
 from agentscope_durable.contracts.log import ModelFact, StepFact
 from agentscope_durable.contracts.records import LateFact, RunRecord, decode
 from agentscope_durable.contracts.views import ModelCallView, Page, RunView, StepView
@@ -72,14 +72,19 @@ async def list_model_calls(reader: Reader, question: q.ListModelCalls) -> Page:
             late.setdefault(fact.model_call_id, []).append(fact)
     first, skip = _place("models", question.cursor, run)
     facts: Facts[ModelFact] = Facts(skip)
+    known = question.step_id is None or question.cursor is not None
     async for row in reader.stream(question.session, question.thread_id, first, run.last_at, Column.PRIVATE):
         for fact in private_facts(row):
+            if isinstance(fact, StepFact):
+                known = known or fact.step_id == question.step_id
             if not isinstance(fact, ModelFact) or fact.run_id != run.run_id:
                 continue
             if question.step_id in (None, fact.step_id):
                 model_facts(facts, fact, at=row.at, at_ms=row.at_ms)
         if facts.shows(limit):
             break
+    if not known and question.step_id is not None and not facts.first(1):
+        raise NotFound("step", question.step_id)
     items: tuple[ModelCallView, ...] = tuple(
         model_call_view(run, told, late.get(told[0].fact.model_call_id, ())) for told in facts.first(limit)
     )
