@@ -107,6 +107,7 @@ UNKNOWN: list[Any] = [
     q.ListEntries(session=SESSION, thread_id="main"),
     q.GetContent(session=SESSION, thread_id="main", number=1),
     q.EntriesAt(session=SESSION, thread_id="main", at=1),
+    q.GetDropped(session=SESSION),
 ]
 
 
@@ -119,7 +120,7 @@ async def test_an_unknown_session_is_not_found_by_any_question(question: Any) ->
 
 def test_every_question_there_is_can_be_asked() -> None:
     # These are of no Session.
-    operators = {q.ListAllSessions, q.FindTurn, q.ListStalled, q.MeasureStore, q.Examine}
+    operators = {q.ListAllSessions, q.ListClosed, q.FindTurn, q.ListStalled, q.MeasureStore, q.Examine}
     asked = {type(question) for question in UNKNOWN} | {q.ListSessions, q.Watermarks} | operators
     declared = {
         kind
@@ -327,8 +328,8 @@ async def test_asking_changes_nothing(world: World) -> None:
             changes["run_id"] = f"{turn}.1"
         if isinstance(question, q.GetMessage):
             changes["message_id"] = f"{turn}.r1"
-        if isinstance(question, q.GetContent):
-            # There is none, which is asked about elsewhere.
+        if isinstance(question, q.GetContent | q.GetDropped):
+            # There is none, and it is open, which is asked about elsewhere.
             continue
         await world.ask(replace(question, **changes))
 
