@@ -267,9 +267,9 @@ def build_shim(folder: Path) -> Path:
 
 def available(system: System) -> bool:
     if system.ours and system.store == "postgres":
-        import agentscope_durable
+        from agentscope_durable import assembly
 
-        return hasattr(agentscope_durable, "PostgresBackend")
+        return hasattr(assembly, "PostgresBackend")
     return True
 
 

@@ -127,9 +127,9 @@ async def opened(job: dict[str, Any], log: work.Log | None = None) -> AsyncItera
             backend: Any = await stack.enter_async_context(LocalBackend.open(Path(job["folder"])))
             settings = await backend.records.settings()
         else:
-            from agentscope_durable import PostgresBackend
+            from agentscope_durable.assembly import PostgresBackend
 
-            backend = await stack.enter_async_context(PostgresBackend.open(job["dsn"]))
+            backend = await stack.enter_async_context(PostgresBackend.open(job["dsn"], initialize_schema=True))
             settings = {}
         runtime = await stack.enter_async_context(
             DurableRuntime(
@@ -168,8 +168,9 @@ async def main(job: dict[str, Any]) -> None:
         case "flight":
             async with opened(job) as runtime:
                 lanes = [await turns(runtime, f"lane {lane}") for lane in range(work.WIDTH)]
-                cpu = time.process_time()
+                cpu, sys0 = time.process_time(), os.times().system
                 answer = await work.in_flight_async(lambda n: lanes[n % work.WIDTH](work.STEPS), job["seconds"])
+                answer["us sys/step"] = (os.times().system - sys0) / answer["turns"] / work.STEPS * 1e6
                 answer["us CPU/step"] = (time.process_time() - cpu) / answer["turns"] / work.STEPS * 1e6
         case "growth":
             answer = {}

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import os
+import random
 import statistics
 import sys
 import threading
@@ -29,9 +30,12 @@ WARM_TURNS = 5
 HISTORIES = (10, 1_000, 5_000)
 
 
+_RANDOM = random.Random()
+
+
 def payload(number: int) -> dict[str, Any]:
     """1 KB as JSON, of which no part can be compressed or was there before."""
-    return {"i": number, "tool": "fs.read", "content": base64.b64encode(os.urandom(729)).decode()}
+    return {"i": number, "tool": "fs.read", "content": base64.b64encode(_RANDOM.randbytes(729)).decode()}
 
 
 class Log:

@@ -622,6 +622,9 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
         lost_run: id of the Run of the former owner, "" if this is no takeover.
         digest: of the native blocks from `base_at` to `checkpoint_at`.
         writer: version of the library that wrote the native state, "" before the first checkpoint.
+        binding: what the Thread is pinned to.
+        request_id: of the Turn.
+        inputs: accepted inputs that are not applied yet.
     """
 
     purpose: ClaimPurpose
@@ -642,6 +645,9 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
     now_ms: int = 0
     digest: str = ""
     writer: str = ""
+    binding: Binding = Binding("", "", "")
+    request_id: str = ""
+    inputs: int = 0
 
 
 class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):

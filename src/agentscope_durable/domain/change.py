@@ -52,7 +52,7 @@ def ends_hint(partition: str) -> str:
 
 
 def turn_hint(partition: str, turn_id: str) -> str:
-    """Hint key of one Turn: what was said of it, and not of the others of its Session."""
+    """Hint key of one Turn for the host that runs it: what others said of it, and not of the others of its Session."""
     return "t:" + blake2b(f"{partition}\x00{turn_id}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
@@ -75,6 +75,7 @@ class Draft:
         "_facts",
         "_hints",
         "_journal",
+        "_own",
         "_puts",
         "_ready",
         "_stream",
@@ -98,6 +99,7 @@ class Draft:
         self._hints: dict[str, None] = {}
         self._bodies: set[str] = set()
         self._journal = b""
+        self._own = ""
         self._stream = ""
         self._at = 0
 
@@ -202,6 +204,10 @@ class Draft:
         if body.is_reference:
             self._bodies.add(body.name)
 
+    def of_its_owner(self, turn_id: str) -> None:
+        """This change is the owner's own: it learns from the receipt what a hint would make it ask for."""
+        self._own = turn_id
+
     def set_active(self, thread_id: str, active: ThreadHead | None) -> None:
         threads = dict(self.head.threads)
         if active is None:
@@ -270,7 +276,7 @@ class Draft:
             self._mark_bodies()
         partition = keys.partition(self.session)
         self._hints[session_hint(partition)] = None
-        for turn_id in {event.turn_id for event in self._events if event.turn_id}:
+        for turn_id in {event.turn_id for event in self._events if event.turn_id and event.turn_id != self._own}:
             self._hints[turn_hint(partition, turn_id)] = None
         entry = None
         if self._events or self._facts or self._stream:

@@ -71,7 +71,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
     active = draft.head.threads.get(c.thread_id)
     if active is not None:
         if active.owner == c.owner:
-            return Unchanged(_claimed_again(active, thread, now_ms) if c.again else NOTHING)
+            return Unchanged(_claimed_again(draft, active, thread) if c.again else NOTHING)
         if active.owner not in c.dead and view.owner(active.owner).alive:
             return Unchanged(NOTHING)
     elif full(draft.head):
@@ -160,6 +160,9 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             now_ms=now_ms,
             writer=thread.writer,
             digest=thread.digest,
+            binding=thread.binding,
+            request_id=record.request_id,
+            inputs=after.inputs,
         )
     )
 
@@ -170,7 +173,7 @@ def full(head: SessionHead) -> bool:
     return active >= ACTIVE_THREADS_MAX or (active > 0 and len(encode(head)) > HEAD_CLAIM_BYTES)
 
 
-def _claimed_again(active: ThreadHead, thread: ThreadRecord, now_ms: int) -> Claimed:
+def _claimed_again(draft: Draft, active: ThreadHead, thread: ThreadRecord) -> Claimed:
     """What the owner's claim had answered, which it never heard."""
     run, turn = active.run, active.turn
     return Claimed(
@@ -188,9 +191,12 @@ def _claimed_again(active: ThreadHead, thread: ThreadRecord, now_ms: int) -> Cla
         cancel=turn.cancel != "",
         pause=turn.pause != "",
         failure=turn.failure,
-        now_ms=now_ms,
+        now_ms=draft.now_ms,
         writer=active.writer or thread.writer,
         digest=active.digest,
+        binding=thread.binding,
+        request_id=draft.turn(thread.thread_id, active.turn_id).request_id,
+        inputs=turn.inputs,
     )
 
 

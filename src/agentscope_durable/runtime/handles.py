@@ -80,7 +80,7 @@ from agentscope_durable.contracts.views import (
     TurnView,
 )
 from agentscope_durable.runtime.door import Door
-from agentscope_durable.runtime.tasks import Bell
+from agentscope_durable.runtime.feeds import End
 from agentscope_durable.runtime.timeline import PAGE_LIMIT, Timeline
 
 __all__ = ["DurableSession", "DurableThread", "DurableTurn"]
@@ -161,12 +161,12 @@ class DurableTurn(Timeline):
         deadline = math.inf if seconds is None or seconds > FOR_EVER_SECONDS else environment.monotonic() + seconds
         view = await self._look()
         if _unfinished(view) and environment.monotonic() < deadline:
-            bell = Bell()
+            bell = End()
             async with self._door.feeds.of(self._session) as feed:
                 with feed.ending(self._turn_id, bell):
                     # From here on its end rings; whether it has ended before is seen by looking again.
                     await feed.look()
-                    while _unfinished(view := await self._look()):
+                    while _unfinished(view := bell.turn or await self._look()):
                         left = deadline - environment.monotonic()
                         if left <= 0:
                             break

@@ -41,6 +41,10 @@ class _Listener:
             if len(self._pending) > PENDING_KEYS_MAX:
                 self._pending = {ANYTHING}
         if not waiting:
+            if _running_loop() is self._loop:
+                # Through the loop's door for other threads it costs a message to itself.
+                self._wake.set()
+                return
             try:
                 self._loop.call_soon_threadsafe(self._wake.set)
             except RuntimeError:
@@ -104,6 +108,13 @@ class LocalWakeups:
                         self._by_key[key] = rest
                     else:
                         del self._by_key[key]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _without(listeners: tuple[_Listener, ...], one: _Listener) -> tuple[_Listener, ...]:

@@ -69,7 +69,7 @@ class LiveRun:
         self.checkpoint_at = claimed.checkpoint_at
         self.digest = claimed.digest
         self._pause = claimed.pause
-        self._inputs = 0
+        self._inputs = claimed.inputs
         self._ready = 0
         self._cancel = claimed.cancel
         self.fenced = False
@@ -91,9 +91,8 @@ class LiveRun:
             "run_id": self._claimed.run_id,
         }
 
-    def begin(self, start: RunStart, view: TurnView) -> None:
+    def begin(self, start: RunStart) -> None:
         self._start = start
-        self._inputs = view.pending_inputs
 
     @property
     def start(self) -> RunStart:

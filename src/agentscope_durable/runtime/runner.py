@@ -276,7 +276,7 @@ class Runner:
             return await self._failed(run, adapter, error)
 
     async def _begin(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> HarnessAdapter:
-        binding = await self._binding(thread)
+        binding = claimed.binding
         adapter = await self._adapter(binding)
         if claimed.run_number > 1 and claimed.writer and not adapter.accepts_writer(claimed.writer):
             # A Turn in flight is continued by a version that reads its state (D21); this host is not the one.
@@ -286,7 +286,6 @@ class Runner:
             )
         message_id = ids.input_message_id(claimed.turn_id)
         submitted = await self._input(thread, message_id)
-        view = await self._turn(thread, claimed.turn_id)
         run.begin(
             RunStart(
                 session=thread.session,
@@ -295,7 +294,7 @@ class Runner:
                 run_id=claimed.run_id,
                 fence=claimed.fence,
                 binding=binding,
-                request_id=view.request_id,
+                request_id=claimed.request_id,
                 input=submitted,
                 input_message_id=message_id,
                 number=claimed.run_number,
@@ -306,8 +305,7 @@ class Runner:
                 base_at=claimed.base_at,
                 checkpoint_at=claimed.checkpoint_at,
                 takeover=claimed.lost_run != "",
-            ),
-            view,
+            )
         )
         return adapter
 
@@ -393,13 +391,19 @@ class Runner:
         environment = self._host.environment
         hint = turn_hint(keys.partition(thread.session), claimed.turn_id)
         bell = Bell()
+        looked_at = environment.monotonic()
         async with ringing(self._host.backend.wakeups(), frozenset({hint}), bell):
             while not run.over:
-                if await bell.wait(environment, self._host.poll_interval):
+                # A commit's receipt says the same as a look: while commits follow each other there is no need of one.
+                due = max(run.committing_at, looked_at) + self._host.poll_interval
+                if await bell.wait(environment, due - environment.monotonic()):
                     heard_at = environment.monotonic()
                     await environment.sleep(WATCH_SPACING)
                     if run.committing_at > heard_at:
                         continue
+                elif run.committing_at + self._host.poll_interval > due:
+                    continue
+                looked_at = environment.monotonic()
                 asked_at = run.position
                 try:
                     run.observe(await self._turn(thread, claimed.turn_id), asked_at=asked_at)

@@ -8,6 +8,7 @@ Rule 3: the work of a scan grows with the places that are free, not with what wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -62,6 +63,7 @@ class Scheduler:
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
         self._audited_at = host.environment.monotonic()
+        self._looked_for_lost_at = -math.inf
 
     @property
     def runs(self) -> Tasks:
@@ -101,11 +103,17 @@ class Scheduler:
             await self.audit()
         if not self._room:
             return self._host.poll_interval
-        async for work in self._lost():
-            self._start(work)
-            if not self._room:
-                return self._host.poll_interval
-        due: list[float] = [self._host.poll_interval]
+        # Hints tell of ready work and of no death, so that is looked for as often as there are no hints.
+        rest = self._looked_for_lost_at + self._host.poll_interval - now
+        if rest <= 0:
+            self._looked_for_lost_at, rest = now, self._host.poll_interval
+            async for work in self._lost():
+                self._start(work)
+                if not self._room:
+                    # There may be more: the next place that is free is for them.
+                    self._looked_for_lost_at = -math.inf
+                    return self._host.poll_interval
+        due: list[float] = [rest]
         # Each class in turn, beginning with another one each time: a long queue of one never holds up the rest.
         classes = await self._harnesses.classes()
         self._turn += 1

@@ -46,6 +46,35 @@ class Environment(Protocol):
         ...
 
 
+DRAWN_AT_ONCE = 1024
+"""Random bytes that the system is asked for at once."""
+
+
+class _Chance:
+    """The system's random bytes. Every call for them gives up the interpreter, and a busy event loop then waits for it.
+
+    A child of a fork draws its own: it would else give out the same ones as its parent.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._drawn, self._at = b"", 0
+
+    def take(self, count: int) -> bytes:
+        with self._lock:
+            if self._at + count > len(self._drawn):
+                self._drawn, self._at = os.urandom(max(count, DRAWN_AT_ONCE)), 0
+            self._at += count
+            return self._drawn[self._at - count : self._at]
+
+
+_chance = _Chance()
+
+
 class SystemEnvironment:
     """The real world."""
 
@@ -56,7 +85,7 @@ class SystemEnvironment:
         await asyncio.sleep(seconds)
 
     def random_bytes(self, count: int) -> bytes:
-        return os.urandom(count)
+        return _chance.take(count)
 
     def start_thread(self, target: Callable[[], None], *, name: str) -> Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)

@@ -60,6 +60,7 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     """
     draft = begin(view, c.session, seed, now_ms)
     active = owned(draft, c, c.expected_position)
+    draft.of_its_owner(c.turn_id)
     if not c.run_id:
         raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
     if c.end is not None or c.answers:
