@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SnapshotTooLarge,
         StoreBusy,
         StoreFull,
+        StoreMoved,
         StoreReadOnly,
         Terminal,
         TooLarge,
@@ -261,6 +262,7 @@ __all__ = [
     "StepView",
     "StoreBusy",
     "StoreFull",
+    "StoreMoved",
     "StoreReadOnly",
     "StoreView",
     "Succeeded",
@@ -299,8 +301,8 @@ _HOMES = {
         " HostClosed Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
         " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotClosed NotFinished NotFound"
         " NotStarted PositionConflict Rejected RequestConflict Retry RevisionConflict SessionDropped SnapshotTooLarge"
-        " StoreBusy StoreFull StoreReadOnly Terminal TooLarge TurnCancelled TurnFailed Unavailable Uncertain"
-        " Unconfirmed Unfinished UnknownFormat UsedAfterFork WaitTimeout WrongLoop"
+        " StoreBusy StoreFull StoreMoved StoreReadOnly Terminal TooLarge TurnCancelled TurnFailed Unavailable"
+        " Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork WaitTimeout WrongLoop"
     ),
     "contracts.events": (
         "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"

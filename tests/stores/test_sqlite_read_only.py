@@ -22,6 +22,7 @@ from agentscope_durable.contracts.errors import (
     HostClosed,
     NotADatabase,
     NotFound,
+    StoreMoved,
     StoreReadOnly,
     UnknownFormat,
 )
@@ -303,6 +304,32 @@ def test_it_has_every_method_of_a_record_store() -> None:
 
     assert "transact" in promised
     assert promised <= set(dir(SqliteReadOnlyStore))
+
+
+# ------------------------------------------------------------ what is taken away
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved away", "replaced"])
+async def test_a_store_that_is_not_at_its_place_any_more_is_not_read(tmp_path: Path, host: Host, how: str) -> None:
+    host.write("one")
+    host.leave()
+    file, elsewhere = tmp_path / "durable.db", tmp_path / "elsewhere.db"
+    async with looked_at(tmp_path) as store:
+        assert await words(store) == ["one"]
+        if how == "deleted":
+            file.unlink()
+        else:
+            file.rename(elsewhere)
+        if how == "replaced":
+            # The same words at the same place, and another file: a copy that was put back, say.
+            shutil.copyfile(elsewhere, file)
+        for _ in range(2):
+            with pytest.raises(StoreMoved) as caught:
+                await words(store)
+            assert str(file) in str(caught.value)
+        if how == "moved away":
+            elsewhere.rename(file)
+            assert await words(store) == ["one"]
 
 
 # ------------------------------------------------------------ what cannot be opened

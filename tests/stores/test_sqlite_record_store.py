@@ -31,6 +31,7 @@ from agentscope_durable.contracts.errors import (
     Retry,
     StoreBusy,
     StoreFull,
+    StoreMoved,
     StoreReadOnly,
     Unavailable,
     Uncertain,
@@ -110,7 +111,9 @@ async def assert_sound(store: SqliteRecordStore, *partitions: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved away", "replaced"])
-async def test_nothing_is_written_to_a_file_that_is_not_at_its_place_any_more(tmp_path: Path, how: str) -> None:
+async def test_nothing_is_written_to_a_file_that_is_not_at_its_place_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """Such a commit would be acknowledged, and gone with the process."""
     folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
     async with opened(folder) as store:
@@ -124,10 +127,16 @@ async def test_nothing_is_written_to_a_file_that_is_not_at_its_place_any_more(tm
             async with opened(folder) as other:
                 await write(other, "z")
 
-        with pytest.raises(Unavailable, match="deleted, moved or replaced"):
+        with pytest.raises(StoreMoved, match="deleted, moved or replaced"):
             await write(store, "b")
-        with pytest.raises(Unavailable, match="deleted, moved or replaced"):
+        with pytest.raises(StoreMoved, match="deleted, moved or replaced"):
             store.renew("host", 1000, b"")
+        # Nor is it read: what it says is of the past, and nobody adds to it. A reader looks from time to time.
+        monkeypatch.setattr(_sqlite_reader, "PLACE_SECONDS", 0.0)
+        for ask in (store.read("p", NOTHING), store.sessions(SessionScan(prefix="p")), store.owners()):
+            with pytest.raises(StoreMoved) as caught:
+                await ask
+            assert caught.value.location == str(folder / "durable.db")
         if how != "moved away":
             return
         elsewhere.rename(folder)
@@ -135,6 +144,20 @@ async def test_nothing_is_written_to_a_file_that_is_not_at_its_place_any_more(tm
         store.renew("host", 1000, b"")
         await assert_sound(store, "p")
         assert (await store.read("p", NOTHING)).next_seq == 3
+
+
+async def test_what_a_link_leads_to_is_watched_and_not_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sqlite_reader, "PLACE_SECONDS", 0.0)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    async with opened(tmp_path / "link") as store:
+        await write(store, "a")
+        assert (await store.read("p", NOTHING)).next_seq == 2
+        (tmp_path / "real").rename(tmp_path / "other")
+        with pytest.raises(StoreMoved):
+            await store.read("p", NOTHING)
 
 
 @pytest.mark.spec("BE-02", "BE-16")

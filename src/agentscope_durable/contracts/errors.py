@@ -75,6 +75,7 @@ __all__ = [
     "SnapshotTooLarge",
     "StoreBusy",
     "StoreFull",
+    "StoreMoved",
     "StoreReadOnly",
     "Terminal",
     "TooLarge",
@@ -872,6 +873,16 @@ class StoreFull(Unavailable):
     def __init__(self, location: str) -> None:
         self.location: str = location
         super().__init__(f"there is no space left for the store {location!r}")
+
+
+class StoreMoved(Unavailable):
+    """The store is not at the place it was opened at, or another one is."""
+
+    advice = "Put the file back, or close every host and open the store anew"
+
+    def __init__(self, location: str) -> None:
+        self.location: str = location
+        super().__init__(f"the store {location!r} was deleted, moved or replaced while it was open")
 
 
 class StoreReadOnly(Unavailable):

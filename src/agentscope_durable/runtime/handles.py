@@ -37,6 +37,7 @@ from agentscope_durable.contracts.errors import (
     NotFinished,
     NotFound,
     Retry,
+    StoreMoved,
     TurnCancelled,
     TurnFailed,
     WaitTimeout,
@@ -152,6 +153,7 @@ class DurableTurn(Timeline):
         Raises:
             WaitTimeout: it did not end in time and goes on; says what it waits for (AD-19).
             TurnFailed, TurnCancelled: as `result`.
+            HostClosed, StoreMoved: its end cannot be seen from here any more.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         known = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool))
@@ -181,7 +183,7 @@ class DurableTurn(Timeline):
         """The present view; None while the store cannot be asked, which is no answer about the Turn."""
         try:
             return await self.status()
-        except HostClosed:
+        except (HostClosed, StoreMoved):
             raise
         except Retry:
             await self._door.environment.sleep(self._door.poll_interval)

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Retry
+from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Retry, StoreMoved
 from agentscope_durable.contracts.events import (
     Committed,
     EventFilter,
@@ -282,7 +282,8 @@ class SessionEventStream:
             return
         try:
             facts = await self._replay.read()
-        except HostClosed:
+        except (HostClosed, StoreMoved):
+            # Reading again tells nothing more.
             raise
         except Retry as error:
             # Reading again repeats nothing and misses nothing.

@@ -72,6 +72,10 @@ class HostLocks:
                 path.unlink(missing_ok=True)
             os.close(descriptor)
 
+    def holds(self, owner: str) -> bool:
+        """Whether the owner is a host of this process."""
+        return owner in self._held
+
     def dead(self, owners: Iterable[str]) -> list[str]:
         """Those whose lock can be obtained. One without a file is not known to be dead."""
         found: list[str] = []

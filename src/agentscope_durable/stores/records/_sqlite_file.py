@@ -33,6 +33,7 @@ from agentscope_durable.contracts.errors import (
     NotADatabase,
     StoreBusy,
     StoreFull,
+    StoreMoved,
     StoreReadOnly,
     Unavailable,
     UnknownFormat,
@@ -207,17 +208,15 @@ class SqliteFile:
 
     def check_place(self, connection: apsw.Connection) -> None:
         """What is written to a file that was deleted or moved away is lost when this process ends, or is mixed with the
-        log of another store: better not written. Costs one look at a directory.
+        log of another store: better not written. What is read from it nobody adds to any more. Costs one look at a
+        directory.
 
         Raises:
-            Unavailable: the file that this connection writes is not at its place.
+            StoreMoved: the file that this connection has open is not at its place.
         """
         moved = ctypes.c_int(0)
         if connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved)) and moved.value:
-            raise Unavailable(
-                f"the store {self.location!r} was deleted, moved or replaced while it was open. Put the file back, or "
-                + "close every host and open the store anew"
-            )
+            raise StoreMoved(self.location)
 
     def translate(self, error: Exception) -> Exception:
         """SQLite's fault as an error of this library. Nothing was written when it is raised."""

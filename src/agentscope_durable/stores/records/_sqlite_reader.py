@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -20,6 +21,7 @@ from agentscope_durable.spi.record_store import (
     SessionScan,
 )
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
+from agentscope_durable.stores.records._sqlite_file import SqliteFile
 from agentscope_durable.stores.records._sqlite_rows import (
     HEAD,
     HOLDERS,
@@ -50,6 +52,8 @@ T = TypeVar("T")
 
 HEADS_MAX = 1024
 """Decoded heads a reader keeps at most."""
+PLACE_SECONDS = 1.0
+"""Between two looks whether the file that is read is at its place."""
 
 
 class Reader:
@@ -61,6 +65,18 @@ class Reader:
         self._clock = clock
         # Decoded heads, each with the bytes it was decoded from.
         self._heads: dict[str, tuple[bytes, SessionHead]] = {}
+        self._looked = 0.0
+
+    def check_place(self, file: SqliteFile) -> None:
+        """Nobody writes any more to a file that was deleted, moved or replaced: no writer is there to tell of it.
+
+        Raises:
+            StoreMoved: it is not at its place. Asked again at the next reading.
+        """
+        now = time.monotonic()
+        if now - self._looked >= PLACE_SECONDS:
+            file.check_place(self.connection)
+            self._looked = now
 
     def answer(self, call: Callable[[Reader], T]) -> T:
         self.run("begin")

@@ -118,7 +118,7 @@ class SqliteRecordStore(SqliteReadings):
         self._calm = threading.Event()
         self._calm.set()
         self._changes: queue.SimpleQueue[Member | _Job | None] = queue.SimpleQueue()
-        self._readings: queue.SimpleQueue[_ReadJob | None] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[_ReadJob | _Job | None] = queue.SimpleQueue()
         # The first connection recovers the log of a killed process; the others are then quick.
         self._writer = Writer(file.connect(checkpoints=True), file, clock)
         self._renewer = file.connect()
@@ -255,15 +255,16 @@ class SqliteRecordStore(SqliteReadings):
 
     async def dead_owners(self, among: tuple[str, ...] | None = None) -> list[str]:
         def look(reader: Reader) -> list[str]:
-            if among is not None:
-                return self._locks.dead(among)
             if self._sweeps:
                 # Once for each host that starts.
                 self._sweeps = False
                 self._locks.sweep(reader.owner_names)
             return self._locks.dead(reader.owner_names())
 
-        return await self._ask(look)
+        if among is None:
+            return await self._ask(look)
+        strange = [owner for owner in among if not self._locks.holds(owner)]
+        return await self._beside(lambda: self._locks.dead(strange)) if strange else []
 
     async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
         def remove(run: Execute) -> bool:
@@ -288,7 +289,7 @@ class SqliteRecordStore(SqliteReadings):
 
     async def statistics(self) -> StoreStatistics:
         # The writer's own figures: not waited for, as one may want to know why it is slow.
-        return await self._ask(lambda _: self._writer.figures.told(self._file.stored_bytes()))
+        return await self._beside(lambda: self._writer.figures.told(self._file.stored_bytes()))
 
     async def close(self) -> None:
         if os.getpid() != self._pid:
@@ -383,6 +384,12 @@ class SqliteRecordStore(SqliteReadings):
         self._submit(self._readings, job)
         return cast("T", await job.future)
 
+    async def _beside(self, call: Callable[[], T]) -> T:
+        """What lies beside the database, which is not read for it."""
+        job = _Job(call)
+        self._submit(self._readings, job)
+        return cast("T", await job.future)
+
     async def _do(self, call: Callable[[], object]) -> object:
         job = _Job(call)
         self._submit(cast("queue.SimpleQueue[_Job | None]", self._changes), job)
@@ -391,7 +398,11 @@ class SqliteRecordStore(SqliteReadings):
     def _read_loop(self, reader: Reader) -> None:
         while (job := self._readings.get()) is not None:
             try:
-                job.answer = reader.answer(job.call)
+                if isinstance(job, _Job):
+                    job.answer = job.call()
+                else:
+                    reader.check_place(self._file)
+                    job.answer = reader.answer(job.call)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 job.error = self._file.translate(error)
             tell((job,))

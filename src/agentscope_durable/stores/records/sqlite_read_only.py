@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 import apsw
 
-from agentscope_durable.contracts.errors import DurableError, HostClosed, NotFound, StoreBusy, StoreReadOnly
+from agentscope_durable.contracts.errors import DurableError, HostClosed, NotFound, StoreBusy, StoreMoved, StoreReadOnly
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.record_store import (
     Committed,
@@ -49,11 +49,18 @@ _LOG_ALONE: Final = "?mode=ro&vfs=unix-none"
 T = TypeVar("T")
 
 
+class _Stat(NamedTuple):
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+
 class _Beside(NamedTuple):
     """What stands at a store's place at one moment; equal at two moments means that nobody wrote between them."""
 
-    file: tuple[int, int, int]
-    log: tuple[int, int, int] | None
+    file: _Stat
+    log: _Stat | None
     indexed: bool
 
     @property
@@ -73,6 +80,8 @@ class SqliteReadOnlyStore(SqliteReadings):
         self._locks = locks
         self._environment = environment
         self._closed = False
+        file_now = self._beside().file
+        self._opened = file_now.device, file_now.inode
 
     @classmethod
     async def open(
@@ -162,7 +171,7 @@ class SqliteReadOnlyStore(SqliteReadings):
 
     def _reading(self, call: Callable[[Reader], T]) -> T:
         for _ in range(ROUNDS):
-            before = self._beside()
+            before = self._found()
             try:
                 answer = self._once(before.how, call)
             except (apsw.Error, DurableError) as error:
@@ -183,7 +192,7 @@ class SqliteReadOnlyStore(SqliteReadings):
 
     def _holds(self, before: _Beside) -> bool:
         """Whether a reading made since then was made of one state of the files."""
-        now = self._beside()
+        now = self._found()
         return now.how is before.how if before.how is _WITH_HOSTS else now == before
 
     def _connect(self, how: str) -> apsw.Connection:
@@ -196,6 +205,20 @@ class SqliteReadOnlyStore(SqliteReadings):
             connection.execute("pragma locking_mode=exclusive").fetchall()
         return connection
 
+    def _found(self) -> _Beside:
+        """What stands at the place of the store that was opened.
+
+        Raises:
+            StoreMoved: nothing, or another store.
+        """
+        try:
+            found = self._beside()
+        except NotFound as error:
+            raise StoreMoved(self._file.location) from error
+        if (found.file.device, found.file.inode) != self._opened:
+            raise StoreMoved(self._file.location)
+        return found
+
     def _beside(self) -> _Beside:
         path = self._file.path
         file = _stat(path)
@@ -205,9 +228,9 @@ class SqliteReadOnlyStore(SqliteReadings):
         return _Beside(file, log, os.path.lexists(f"{path}-shm"))
 
 
-def _stat(path: Path) -> tuple[int, int, int] | None:
+def _stat(path: Path) -> _Stat | None:
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return _Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
