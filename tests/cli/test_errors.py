@@ -51,6 +51,18 @@ def test_where_there_is_no_store_none_is_made(durable: Durable, tmp_path: Path, 
     assert "--store or DURABLE_STORE" in durable(*command, "--store", str(missing), code=3).err
 
 
+@pytest.mark.parametrize(
+    "command", [["turn", "t1"], ["cancel", "t1"], ["history", SESSION], ["runs", "t1"]], ids=lambda command: command[0]
+)
+async def test_what_is_not_in_this_store_may_be_in_another(tmp_path: Path, typed: Typed, command: list[str]) -> None:
+    async with LocalBackend.open(tmp_path):
+        pass
+
+    done: Done = await typed(*command, code=3)
+
+    assert "--store or DURABLE_STORE" in done.err and "backend" not in done.err
+
+
 def _foreign(place: Path) -> None:
     (place / "durable.db").write_bytes(b"a letter to somebody")
 

@@ -36,6 +36,7 @@ ADVICE: Final[dict[tuple[type[DurableError], str], str]] = {
     (InvalidCursor, ANY): (
         "Use the cursor that this listing printed, unchanged, or leave out --cursor to start at the beginning"
     ),
+    (NotFound, ANY): f"Check the id; if it is of a store in another folder, name that with --store or {STORE_VARIABLE}",
     (NotFinished, "result"): "Wait for it with --wait SECONDS, or ask `durable explain` why it does not advance",
     (WaitTimeout, "result"): "The Turn goes on: wait again, or ask `durable explain` why it does not advance",
 }
