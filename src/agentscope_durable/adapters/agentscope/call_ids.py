@@ -7,9 +7,9 @@ them: some begin anew with each answer. The preview of a call and its fact ask i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["CALL_ID_CHARS_MAX", "CallIds"]
+__all__ = ["CALL_ID_CHARS_MAX", "CallIds", "unique_calls"]
 
 CALL_ID_CHARS_MAX: Final = 128
 """Characters of a call id that are kept; room for what makes it unique."""
@@ -40,6 +40,18 @@ class CallIds:
             call_id = f"{base}.{self._reasoning}.{number}"
         self._used.add(call_id)
         return call_id
+
+
+def unique_calls(blocks: Iterable[Any], ids: CallIds) -> list[Any]:
+    """The blocks of an answer, each call under its own id."""
+    unique: list[Any] = []
+    for block in blocks:
+        if block.type == "tool_call":
+            call_id = ids.next(block.id)
+            if call_id != block.id:
+                block = block.model_copy(update={"id": call_id})
+        unique.append(block)
+    return unique
 
 
 def _clean(call_id: str) -> str:

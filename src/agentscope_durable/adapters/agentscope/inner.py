@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from agentscope_durable import _failpoints
 from agentscope_durable.adapters.agentscope.codec import result_of_response, tool_response
 from agentscope_durable.adapters.agentscope.context import in_tool
+from agentscope_durable.adapters.agentscope.halts import Halt, HaltInTool, OutcomeUnknown
 from agentscope_durable.adapters.agentscope.increments import RecordingFailed
-from agentscope_durable.adapters.agentscope.invocation import Halt, HaltInTool, Invocation, OutcomeUnknown
+from agentscope_durable.adapters.agentscope.invocation import Invocation
 from agentscope_durable.adapters.agentscope.tools import ToolOutcome, is_definite, noting, replay_rule, watch_toolkit
 from agentscope_durable.contracts.records import RunStepRef
 from agentscope_durable.contracts.results import ToolResult

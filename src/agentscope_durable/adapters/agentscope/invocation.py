@@ -2,9 +2,7 @@
 
 Rule 1: nothing takes effect outside before what it follows from is committed. A request leaves after its reasoning
 checkpoint, a local tool starts after its intent; if that commit fails, they do not (TM-05).
-Rule 2: an execution is halted by raising, and only where that is safe. Where AgentScope would take an Exception for a
-failed model, it is a BaseException; in a batch of concurrent tools AgentScope drops a BaseException and tries for ever,
-so there it is an Exception.
+Rule 2: an execution is halted by raising, and only where that is safe (`halts`).
 Rule 3: after the agent was interrupted its state is what AgentScope makes of an interruption. It is never committed
 (AS-28): what may still be said is what became of tools that were under way.
 """
@@ -18,9 +16,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
-from agentscope_durable.adapters.agentscope.call_ids import CallIds
+from agentscope_durable.adapters.agentscope.call_ids import CallIds, unique_calls
 from agentscope_durable.adapters.agentscope.calls import Calls
 from agentscope_durable.adapters.agentscope.checkpoint import sanitize_blocks
 from agentscope_durable.adapters.agentscope.codec import (
@@ -31,8 +28,8 @@ from agentscope_durable.adapters.agentscope.codec import (
     native_blocks,
     public_content,
 )
+from agentscope_durable.adapters.agentscope.halts import Halt, HaltInTool, OutcomeUnknown
 from agentscope_durable.adapters.agentscope.increments import (
-    Halting,
     Increment,
     Message,
     RecordingFailed,
@@ -42,13 +39,14 @@ from agentscope_durable.adapters.agentscope.increments import (
 from agentscope_durable.adapters.agentscope.models import ModelCalls, ModelInterrupted
 from agentscope_durable.adapters.agentscope.native import Native
 from agentscope_durable.adapters.agentscope.previews import Previews
+from agentscope_durable.adapters.agentscope.steps import Steps
 from agentscope_durable.adapters.agentscope.workspace import DurableWorkspace
 from agentscope_durable.contracts.commands import RunEnd, RunEndKind, StepReceipt
 from agentscope_durable.contracts.errors import InputsChanged, Misuse
 from agentscope_durable.contracts.journal import JournalEntry, JournalEventType
 from agentscope_durable.contracts.log import StepFact
 from agentscope_durable.contracts.results import ToolResult
-from agentscope_durable.contracts.status import ExecutionState, ModelPurpose, ReplayRule, StepPhase, StepStatus
+from agentscope_durable.contracts.status import ExecutionState, ModelPurpose, ReplayRule, StepPhase
 from agentscope_durable.domain import ids
 from agentscope_durable.journal.host import Boundary
 from agentscope_durable.journal.models import ModelAdmission, ModelCallPolicy, ModelRequestObserver
@@ -57,7 +55,7 @@ from agentscope_durable.journal.scheduling import Channels
 from agentscope_durable.spi.environment import Environment
 from agentscope_durable.spi.harness import Abandoned, RunContext, StopCause
 
-__all__ = ["Halt", "HaltInTool", "Invocation", "OutcomeUnknown"]
+__all__ = ["Invocation"]
 
 INJECTED_SOURCE: Final = "durable/inject"
 """Source of a hint block that an inject input became."""
@@ -65,30 +63,6 @@ BLOCKED_SECONDS_MAX: Final = 1.0
 """A tool that holds the event loop longer than this is named in a warning."""
 
 log = logging.getLogger("agentscope_durable.adapters")
-
-
-class Halt(Halting):
-    """The execution must not go on: a pause (`cause` None), or the Run must stop."""
-
-    def __init__(self, cause: StopCause | None) -> None:
-        super().__init__("pause" if cause is None else cause.kind)
-        self.cause = cause
-
-
-class HaltInTool(Exception):
-    """The same within a tool call, with what really halts it."""
-
-    def __init__(self, reason: BaseException) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-class OutcomeUnknown(Exception):
-    """A local tool was started and nobody can say what it did: the Turn waits for evidence."""
-
-    def __init__(self, call_id: str) -> None:
-        super().__init__(f"the outcome of tool call {call_id!r} is not known")
-        self.call_id = call_id
 
 
 class Invocation:
@@ -153,12 +127,9 @@ class Invocation:
         self.broken = asyncio.Event()
         self._queue = commit_queue(context, channels, writer=writer, broken=self.broken.set)
         self._attempt = context.start.attempt
-        self._steps = 0
-        self._step: StepFact | None = None
-        self._step_used = False
+        self._steps = Steps(context.start)
         self._told_start = False
         self._replayed = False
-        self._opening = StepPhase.ACTING
 
     # ------------------------------------------------------------ what it is
 
@@ -277,58 +248,19 @@ class Invocation:
 
     @property
     def step_id(self) -> str:
-        return "" if self._step is None else self._step.step_id
+        return self._steps.id
 
     def open_step(self, phase: StepPhase) -> list[StepFact]:
         """The fact that begins a Step, when none is open."""
-        if self._step is not None:
-            return []
-        self._steps += 1
-        start = self.context.start
-        self._step = StepFact(
-            step_id=ids.step_id(start.run_id, self._steps),
-            run_id=start.run_id,
-            number=self._steps,
-            phase=phase,
-            resumed_from=start.resumed_from if self._steps == 1 else "",
-        )
-        self._step_used = False
-        return [self._step]
-
-    def _next_step(self) -> tuple[list[StepFact], list[JournalEntry]]:
-        """A reasoning round is a Step of its own (TJ-30); one that was opened for calls before it is the same."""
-        facts: list[StepFact] = []
-        entries: list[JournalEntry] = []
-        if self._step is not None and self._step_used:
-            facts.append(replace(self._step, status=StepStatus.COMPLETED))
-            entries.append(entry(JournalEventType.STEP_END, step=self._step.step_id))
-            self._step = None
-        if self._step is None:
-            _ = self.open_step(StepPhase.REASONING)
-        assert self._step is not None
-        self._step = replace(self._step, reasoning=self.position.reasoning)
-        self._step_used = True
-        facts.append(self._step)
-        entries.append(entry(JournalEventType.STEP_START, step=self._step.step_id, reasoning=self.position.reasoning))
-        return facts, entries
+        return self._steps.open(phase)
 
     def applying(self) -> None:
         """What follows applies results and answers from outside (TP-03)."""
-        self._opening = StepPhase.APPLYING_RESULTS
+        self._steps.applying()
 
     def _step_phase(self, phase: StepPhase) -> list[StepFact]:
         """Facts by which the present Step reaches a phase; a Step is begun when none is open."""
-        opened = self.open_step(self._opening if phase is StepPhase.ACTING else phase)
-        self._step_used = True
-        if opened:
-            assert self._step is not None
-            self._step = replace(self._step, reasoning=self.position.reasoning)
-            return [self._step]
-        assert self._step is not None
-        if self._step.phase is phase:
-            return []
-        self._step = replace(self._step, phase=phase)
-        return [self._step]
+        return self._steps.reach(phase, reasoning=self.position.reasoning)
 
     # ------------------------------------------------------------ attempts
 
@@ -373,7 +305,7 @@ class Invocation:
         if first:
             start = self.context.start
             told.entries.append(entry(JournalEventType.RUN_INPUT, turn=self.turn_id, message=start.input_message_id))
-        told.steps, entries = self._next_step()
+        told.steps, entries = self._steps.begin_round(self.position.reasoning)
         told.models.append(self.models.announce(self.agent.model, known=not self.models_may_change))
         told.attempt = self._attempt
         told.merge(self.checkpoint())
@@ -445,7 +377,7 @@ class Invocation:
         if self.position.phase is not ExecutionPhase.REASONING:
             self._replayed = True
             return
-        facts, entries = self._next_step()
+        facts, entries = self._steps.begin_round(self.position.reasoning)
         told = Increment(steps=facts, entries=entries)
         told.models.append(self.models.announce(self.agent.model, known=not self.models_may_change))
         told.attempt = self._attempt
@@ -525,7 +457,7 @@ class Invocation:
             if self.stopping is not None:
                 return response
             raise ModelInterrupted
-        response.content = self._unique_calls(sanitize_blocks(response.content))
+        response.content = unique_calls(sanitize_blocks(response.content), self._call_ids())
         position = self.position
         payload, bodies = answer_payload(response, reasoning=position.reasoning, attempt=self._attempt)
         final = self._is_final(response.content)
@@ -548,18 +480,6 @@ class Invocation:
         kinds = {block.type for block in blocks}
         pending = self.state.reply_context.structured_schema is not None
         return not pending and "tool_call" not in kinds and kinds != {"thinking"}
-
-    def _unique_calls(self, blocks: list[Any]) -> list[Any]:
-        """Each call under its own id."""
-        ids = self._call_ids()
-        unique: list[Any] = []
-        for block in blocks:
-            if block.type == "tool_call":
-                call_id = ids.next(block.id)
-                if call_id != block.id:
-                    block = block.model_copy(update={"id": call_id})
-            unique.append(block)
-        return unique
 
     def _call_ids(self) -> CallIds:
         """Ids for the calls of the present round's answer."""

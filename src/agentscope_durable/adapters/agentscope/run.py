@@ -30,10 +30,11 @@ from agentscope_durable.adapters.agentscope.directory import (
     directory_of,
     is_there,
 )
+from agentscope_durable.adapters.agentscope.halts import Halt, HaltInTool, OutcomeUnknown
 from agentscope_durable.adapters.agentscope.increments import Increment, Message, RecordingFailed, entry
 from agentscope_durable.adapters.agentscope.inner import inner_middleware
 from agentscope_durable.adapters.agentscope.intake import take_in
-from agentscope_durable.adapters.agentscope.invocation import Halt, HaltInTool, Invocation, OutcomeUnknown
+from agentscope_durable.adapters.agentscope.invocation import Invocation
 from agentscope_durable.adapters.agentscope.mirror import Mirror
 from agentscope_durable.adapters.agentscope.native import Native, load_native, native_session_id, new_native
 from agentscope_durable.adapters.agentscope.outer import outer_middleware
