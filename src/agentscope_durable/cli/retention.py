@@ -164,7 +164,7 @@ def sweep(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Remove large bodies that nobody has referred to for a day. Hosts may be running."""
+    """Remove large bodies nobody refers to. Hosts may be running."""
     key = None if session is None else parse_session(session)
 
     async def all_of(there: Opened) -> SweepReport:
