@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentscope_durable.assembly import LiveEvents, LocalBackend
+    from agentscope_durable.backend.transaction import TransactionalSessionBackend
     from agentscope_durable.contracts.errors import (
         AgentFactoryError,
         AlreadyDecided,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         NotFinished,
         NotFound,
         NotStarted,
+        PolicyFailed,
+        PolicyRefused,
         PositionConflict,
         Rejected,
         RequestConflict,
@@ -123,6 +126,7 @@ if TYPE_CHECKING:
         InteractionView,
         ModelCallView,
         Page,
+        PolicyRecordView,
         RecoveryPolicy,
         RetainReport,
         RunView,
@@ -147,6 +151,7 @@ if TYPE_CHECKING:
     from agentscope_durable.runtime.streams import SessionEventStream
     from agentscope_durable.runtime.subscriptions import EventSubscription
     from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded, ToolError
+    from agentscope_durable.spi.policy import CommitPolicy, PolicyRequest, PolicyView
 
 __all__ = [
     "Actor",
@@ -162,6 +167,7 @@ __all__ = [
     "CheckpointView",
     "Closed",
     "CommandReceipt",
+    "CommitPolicy",
     "Committed",
     "Conflict",
     "CorruptRecord",
@@ -228,6 +234,11 @@ __all__ = [
     "NotFound",
     "NotStarted",
     "Page",
+    "PolicyFailed",
+    "PolicyRecordView",
+    "PolicyRefused",
+    "PolicyRequest",
+    "PolicyView",
     "PositionConflict",
     "PreviewStarted",
     "PublicEvent",
@@ -273,6 +284,7 @@ __all__ = [
     "TooLarge",
     "ToolError",
     "ToolView",
+    "TransactionalSessionBackend",
     "TurnCancelled",
     "TurnFailed",
     "TurnKey",
@@ -295,14 +307,16 @@ __all__ = [
 
 _HOMES = {
     "assembly": "LiveEvents LocalBackend",
+    "backend.transaction": "TransactionalSessionBackend",
     "contracts.errors": (
         "AgentFactoryError AlreadyDecided CheckpointPruned Closed Conflict CorruptRecord CursorExpired"
         " DefinitionConflict DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory"
         " HostClosed Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
         " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotClosed NotFinished NotFound"
-        " NotStarted PositionConflict Rejected RequestConflict Retry RevisionConflict SessionDropped SnapshotTooLarge"
-        " StoreBusy StoreFull StoreMoved StoreReadOnly Terminal TooLarge TurnCancelled TurnFailed Unavailable"
-        " Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork WaitTimeout WrongLoop"
+        " NotStarted PolicyFailed PolicyRefused PositionConflict Rejected RequestConflict Retry RevisionConflict"
+        " SessionDropped SnapshotTooLarge StoreBusy StoreFull StoreMoved StoreReadOnly Terminal TooLarge"
+        " TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
+        " WaitTimeout WrongLoop"
     ),
     "contracts.events": (
         "Committed EventDelta EventFilter EventPage PreviewStarted PublicEvent SessionStreamEvent SnapshotReset"
@@ -318,8 +332,8 @@ _HOMES = {
     ),
     "contracts.views": (
         "CheckpointPage CheckpointPruneReceipt CheckpointView CommandReceipt DropReceipt InteractionView"
-        " ModelCallView Page RecoveryPolicy RetainReport RunView SessionSizeView SessionView StallPage StallView"
-        " StepView StoreView ThreadView ToolView TurnView Waiting WatchView"
+        " ModelCallView Page PolicyRecordView RecoveryPolicy RetainReport RunView SessionSizeView SessionView"
+        " StallPage StallView StepView StoreView ThreadView ToolView TurnView Waiting WatchView"
     ),
     "domain.projection": "EventProjection",
     "executors.function": "FunctionExecutor",
@@ -330,6 +344,7 @@ _HOMES = {
     "runtime.streams": "SessionEventStream",
     "runtime.subscriptions": "EventSubscription",
     "spi.executor": "Cancelled Failed Succeeded ToolError",
+    "spi.policy": "CommitPolicy PolicyRequest PolicyView",
 }
 """Where each name lives."""
 

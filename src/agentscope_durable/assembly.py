@@ -17,9 +17,10 @@ from agentscope_durable.contracts.views import VacuumReceipt
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.live import LocalLiveEvents
 from agentscope_durable.spi import live
-from agentscope_durable.spi.backend import CommitPolicy, Wakeups
+from agentscope_durable.spi.backend import Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.object_store import CheckedObjectStore, ObjectStore
+from agentscope_durable.spi.policy import CommitPolicy
 from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents

@@ -79,7 +79,7 @@ async def lived(world: World, turns: int = 5) -> list[str]:
     )
     await world.commit(tools=(call,), journal=b'["native"]', checkpoint=True, base=True)
     await world.finish(message_id=await world.say("so it is"))
-    await operations(world).put_policy(world.session, "tenant", {"turns": 3})
+    await operations(world).put_policy(world.session, "tenant", {"turns": 3}, request_id="quota")
     await close(world)
     return found
 
@@ -162,7 +162,7 @@ async def test_its_name_and_its_request_ids_are_never_used_again(world: World) -
         c.CreateThread(session=SESSION, thread_id="t", binding=BINDING),
         c.SubmitTurn(session=SESSION, thread_id="main", request_id="r1", content=content, digest="first"),
         c.CloseSession(session=SESSION),
-        c.PutPolicy(session=SESSION, key="k", value=body_of({})),
+        c.PutPolicy(session=SESSION, key="k", request_id="p", value=body_of({})),
         c.PruneEvents(session=SESSION),
         c.RecordObject(session=SESSION, digest="0" * 64, size=1),
         c.Claim(session=SESSION, thread_id="main", owner=HOST, served=(BINDING.ready_class,)),

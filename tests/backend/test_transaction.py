@@ -16,14 +16,14 @@ from agentscope_durable.backend.heartbeat import LeaseHeartbeat
 from agentscope_durable.backend.queries import ANSWERS
 from agentscope_durable.backend.transaction import NoWakeups, TransactionalSessionBackend
 from agentscope_durable.contracts import commands
-from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, body_of
+from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.commands import AnyCommand, Command, CommitStep, CreateSession, PutPolicy
 from agentscope_durable.contracts.errors import Forbidden, InvalidRequest, NotFound, Unavailable
 from agentscope_durable.contracts.journal import JournalBatch, JournalEntry
 from agentscope_durable.contracts.questions import GetSession, ListEvents, LoadThread
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES
-from agentscope_durable.spi.backend import CommitPolicy, SessionBackend
+from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
@@ -98,6 +98,7 @@ def test_what_the_public_may_send_and_ask_is_this_list_and_no_more() -> None:
         "GetDropped",
         "ListAllSessions",
         "ListClosed",
+        "ListPolicies",
         "ListStalled",
         "MeasureSession",
         "MeasureStore",
@@ -109,7 +110,7 @@ async def test_an_operators_command_is_refused_to_everyone_else(audience: Audien
     backend = await memory_backend()
 
     with pytest.raises(Forbidden):
-        await backend.execute(PutPolicy(session=SESSION, key="limit"), audience=audience)
+        await backend.execute(PutPolicy(session=SESSION, key="limit", request_id="p"), audience=audience)
 
 
 async def test_native_state_is_not_shown_to_the_public() -> None:
@@ -233,44 +234,6 @@ async def test_what_a_hint_wakes_only_wakes() -> None:
 
     assert heard
     assert asked == ["SubmitTurn"]
-
-
-# ---- policy ----
-
-
-class Quota:
-    """Refuses submissions when the policy record says so."""
-
-    def reads(self, command: AnyCommand) -> tuple[str, ...]:
-        return ("submissions",)
-
-    def check(self, command: AnyCommand, policies: dict[str, bytes | None], now_ms: int) -> None:
-        assert now_ms > 0
-        if isinstance(command, commands.SubmitTurn) and policies["submissions"] is not None:
-            raise Forbidden("submit", identity=command.thread_id)
-
-
-@pytest.mark.spec("BE-18")
-async def test_a_policy_record_in_the_same_transaction_refuses_a_commit() -> None:
-    backend = await memory_backend(policy=Quota())
-    await backend.execute(submission("r1"))
-    await backend.execute(
-        PutPolicy(session=SESSION, key="submissions", value=body_of("closed")), audience=Audience.OPERATOR
-    )
-    before = await backend.query(ListEvents(session=SESSION))
-
-    with pytest.raises(Forbidden):
-        await backend.execute(submission("r2"))
-
-    assert (await backend.query(ListEvents(session=SESSION))).events == before.events
-    await backend.execute(PutPolicy(session=SESSION, key="submissions", value=None), audience=Audience.OPERATOR)
-    assert (await backend.execute(submission("r2"))).ordinal == 2
-
-
-@pytest.mark.spec("BE-19")
-def test_a_policy_is_synchronous_and_sees_records_only() -> None:
-    assert not inspect.iscoroutinefunction(CommitPolicy.check)
-    assert list(inspect.signature(CommitPolicy.check).parameters) == ["self", "command", "policies", "now_ms"]
 
 
 # ---- large native blocks ----

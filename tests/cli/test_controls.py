@@ -115,9 +115,15 @@ async def _reconcile(hosts: Hosts) -> tuple[list[str], list[str]]:
     return [*settle, "--succeeded", '{"done": true}'], [*settle, "--failed", "it did not"]
 
 
+async def _put_policy(hosts: Hosts) -> tuple[list[str], list[str]]:
+    await begun(hosts, [final()], start=False)
+    return ["put-policy", SESSION, "quota", "--value", '{"running": 2}'], ["put-policy", SESSION, "quota", "--remove"]
+
+
 ENTRIES = {
     "submit": _submit, "steer": _steer, "inject": _inject, "withdraw": _withdraw, "respond": _respond,
     "signal": _signal, "pause": _pause, "resume": _resume, "cancel": _cancel, "reconcile": _reconcile,
+    "put_policy": _put_policy,
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ SHOWN = frozenset(
     partition parts path pause permission position prefix reason recovery refused resolved_harnesses restored_from
     resumed_from role route routes served signals skipped state state_version store strays stream subject turn type
     types unready value version what writer SweepReport.strangers Change.puts Records.ranges RequestRecord.arguments
-    ToolBinding.description
+    ToolBinding.description PolicyRequest.command PolicyRequest.tools
     """.split()
 )
 """Text fields that hold ids, kinds and sentences of ours. A new name is a decision: this list, or `Words`."""

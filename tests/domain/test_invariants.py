@@ -41,6 +41,7 @@ from agentscope_durable.contracts.status import (
     InteractionState,
     ModelStatus,
     ReplayRule,
+    ResourceStatus,
     RunStatus,
     SignalState,
     StepPhase,
@@ -49,7 +50,7 @@ from agentscope_durable.contracts.status import (
     WaitKind,
 )
 from agentscope_durable.contracts.views import RecoveryPolicy
-from agentscope_durable.domain import pruning
+from agentscope_durable.domain import positions, pruning
 from agentscope_durable.domain.execution import item_of
 from agentscope_durable.domain.rules import RULES
 from tests.domain.invariants import ASKS
@@ -401,7 +402,7 @@ class Players:
 
     def _rare(self) -> Act:
         threads = (*THREADS, "other")
-        choice = self.random.randrange(8)
+        choice = self.random.randrange(10)
         if choice == 0:
             return self._command(c.CreateSession, binding=self._some((BINDING, NEXT, OTHER)))
         if choice == 1:
@@ -413,12 +414,18 @@ class Players:
         if choice == 3 and self._chance(0.3):
             return self._command(c.CloseSession)
         if choice == 4:
-            return self._command(c.PutPolicy, key="limit", value=self._some((None, body_of(1))))
+            return self._command(c.PutPolicy, key="limit", request_id=self._some(("p1", "p2", "p3")), value=None)
         if choice == 5:
             return self._object()
         if choice == 6:
             through = self.random.randrange(self.dump.next_seq + 1)
             return self._command(c.PruneEvents, through=through, older_than_ms=self._some((0, 0, 5_000)))
+        if choice == 7:
+            through = self.random.randrange(self.dump.next_seq + 1)
+            thread_id = self._some((*THREADS, "nobody"))
+            return self._command(c.PruneCheckpoints, thread_id=thread_id, through=through)
+        if choice == 8 and (self.dump.head is None or self.dump.head.status is ResourceStatus.OPEN):
+            return self._command(c.DropSession, reason="too early")
         return self._submit()
 
     def _object(self) -> Act:
@@ -819,8 +826,17 @@ class Helpers(Players):
             for thread in [one.thread_id for one in self.dump.all(keys.THREADS, ThreadRecord) if one.current]:
                 self._serve(thread)
             if all(state.status.terminal for _, state in self._turns()):
+                self._drop()
                 return
         raise Stuck([(state.status, state.conditions) for _, state in self._turns() if not state.status.terminal])
+
+    def _drop(self) -> None:
+        """And when nothing of it is unfinished, all of it can go."""
+        self._act(Do(c.CloseSession(session=SESSION), self._seed()))
+        while self._act(Do(c.DropSession(session=SESSION), self._seed())).more:
+            pass
+        left = [key for key in self.dump.records if not key.startswith(keys.OBJECTS)]
+        assert left == [keys.DROPPED] and self.dump.ready == {}
 
     def _ask(self, kind: type[Any], record: TurnRecord, /, **fields: Any) -> Any:
         if issubclass(kind, ONCE):
@@ -980,6 +996,7 @@ def _play(seed: int) -> Counter[tuple[type[Any], str]]:
 def test_the_invariants_hold_after_every_command_of_a_random_history(monkeypatch: pytest.MonkeyPatch) -> None:
     # Short enough that a batch ends in the middle of everything.
     monkeypatch.setattr(pruning, "PRUNE_ROWS", 9)
+    monkeypatch.setattr(positions, "POSITIONS_BATCH", 3)
     seen: Counter[tuple[type[Any], str]] = Counter()
     count = 1 if "SEED" in os.environ else HISTORIES
     for seed in range(FIRST_SEED, FIRST_SEED + count):

@@ -10,7 +10,7 @@ import pytest
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import body_of
-from agentscope_durable.contracts.errors import InvalidTransition, RequestConflict, Terminal
+from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, RequestConflict, Terminal
 from agentscope_durable.contracts.records import ObjectRecord
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES
@@ -81,22 +81,29 @@ def test_what_is_still_open_holds_a_released_turn_as_before() -> None:
     assert (stage.reasons(lost.turn), stage.due()) == (["approval"], None)
 
 
-def test_a_policy_is_one_record_that_is_written_and_removed() -> None:
+def put_policy(stage: Stage, request_id: str, value: Any) -> c.PolicyReceipt:
+    digest = "" if value is None else repr(value)
+    return stage.do(
+        c.PutPolicy(session=stage.session, key="limit/1", request_id=request_id, value=value, digest=digest)
+    )
+
+
+@pytest.mark.spec("BE-18")
+def test_a_policy_is_one_record_that_is_written_and_removed_by_requests() -> None:
     stage = Stage()
 
-    def put(value: Any) -> None:
-        stage.do(c.PutPolicy(session=stage.session, key="limit/1", value=value))
-
-    put(body_of({"turns": 3}))
+    first = put_policy(stage, "p1", body_of({"turns": 3}))
     key = keys.policy("limit/1")
-    assert msgspec.json.decode(stage.world.dump.records[key]) == [{"turns": 3}, "", 0]
-    large = stage.large(b"large")
-    put(large)
-    assert stage.get(keys.object_(large.name), ObjectRecord).state == "referenced", (
-        "it is referred to, so no sweep takes it"
-    )
-    put(None)
+    assert msgspec.json.decode(stage.world.dump.records[key]) == [[{"turns": 3}, "", 0], "p1", first.accepted_at_ms]
+    removed = put_policy(stage, "p2", None)
+    assert (first.removed, removed.removed) == (False, True)
     assert key not in stage.world.dump.records
+    assert put_policy(stage, "p1", body_of({"turns": 3})) == first, "a repeat is answered, and changes nothing"
+    assert key not in stage.world.dump.records
+    with stage.refuses(RequestConflict):
+        put_policy(stage, "p1", None)
+    with stage.refuses(InvalidRequest):
+        put_policy(stage, "p3", stage.large(b"large"))
     assert not stage.events("policy"), "policies are no public matter"
 
 

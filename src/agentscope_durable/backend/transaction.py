@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.heartbeat import LeaseHeartbeat
+from agentscope_durable.backend.policy import ask, check_policy, governed
 from agentscope_durable.backend.queries import Queries
 from agentscope_durable.backend.sweep import SWEEP_LIMIT_MAX, Sweep
 from agentscope_durable.contracts import keys
@@ -36,10 +37,11 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.contracts.views import SweepReport
 from agentscope_durable.domain.rules import RULES, Rule
-from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, Wakeups
+from agentscope_durable.spi.backend import Heartbeat, Wakeups
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.live import LiveEvents
 from agentscope_durable.spi.object_store import ObjectStore
+from agentscope_durable.spi.policy import CommitPolicy
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
     Capabilities,
@@ -109,6 +111,7 @@ class TransactionalSessionBackend:
             raise InvalidRequest(
                 "a record store must declare its persistence and sharing as `capabilities`", path="records"
             )
+        check_policy(policy)
         self._records = records
         self._objects = objects
         self._wakeups: Wakeups = wakeups or NoWakeups()
@@ -155,25 +158,26 @@ class TransactionalSessionBackend:
             raise Forbidden(f"command {type(command).__name__} by audience {audience.value}")
         command = await self._externalize(command)
         seed = self._environment.random_bytes(16)  # kept over retries: ids are derived from it
-        reads, decide = self._bind(rule, command, seed)
+        reads, decide = self._bind(rule, command, seed, audience)
         committed = await self._records.transact(keys.partition(command.session), reads, decide)
         if committed.changed:
             self._tell(committed.hints)
         return committed.receipt
 
-    def _bind(self, rule: Rule, command: AnyCommand, seed: bytes) -> tuple[Reads, Any]:
+    def _bind(self, rule: Rule, command: AnyCommand, seed: bytes, audience: Audience) -> tuple[Reads, Any]:
         reads = rule.reads(command)
-        policy = self._policy
-        if policy is None:
+        if self._policy is None or not governed(command):
             return reads, partial(rule.decide, command, seed)
-        names = policy.reads(command)
-        records = tuple(keys.policy(name) for name in names)
+        asked = ask(self._policy, command, audience)
 
         def decide(view: View, now_ms: int) -> Change | Unchanged:
-            policy.check(command, {name: view.get(key) for name, key in zip(names, records, strict=True)}, now_ms)
-            return rule.decide(command, seed, view, now_ms)
+            change = rule.decide(command, seed, view, now_ms)
+            # Only what would change something is judged: a repeat is answered as it was, whatever the rule is now.
+            if isinstance(change, Change):
+                asked.check(view, now_ms)
+            return change
 
-        return reads.merged(Reads(keys=records)), decide
+        return reads.merged(asked.reads), decide
 
     async def _externalize(self, command: AnyCommand) -> AnyCommand:
         """Large native blocks leave the records before the transaction (D11)."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentscope_durable.cli import INTERRUPTED, care, controls, events, positions, retention, sessions, turns
+from agentscope_durable.cli import INTERRUPTED, care, controls, events, policies, positions, retention, sessions, turns
 from agentscope_durable.cli.advice import advised, misspelt
 from agentscope_durable.cli.extra import UsageError, typer
 from agentscope_durable.cli.output import visible
@@ -30,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (sessions, events, turns, controls, positions, retention, care):
+for part in (sessions, events, turns, controls, positions, retention, policies, care):
     part.add(app)
 
 

@@ -502,10 +502,16 @@ class ReleaseTurn(Command, frozen=True, tag="release_turn"):
 
 
 class PutPolicy(Command, frozen=True, tag="put_policy"):
-    """Write one policy record; None removes it. CommitPolicy reads these (BE-18)."""
+    """Write one policy record; None removes it. CommitPolicy reads these (BE-18).
+
+    Attributes:
+        digest: of the value.
+    """
 
     key: str
+    request_id: str
     value: Body | None = None
+    digest: str = ""
 
 
 class PruneEvents(Command, frozen=True, tag="prune_events"):
@@ -730,6 +736,15 @@ class Dropped(msgspec.Struct, frozen=True, rename="camel"):
 
     receipt: DropReceipt
     more: bool
+
+
+class PolicyReceipt(msgspec.Struct, frozen=True, rename="camel"):
+    """A policy record was written, or removed. Kept with the request for ever: who put it there, and when."""
+
+    request_id: str
+    key: str
+    removed: bool
+    accepted_at_ms: int
 
 
 class PositionsPruned(msgspec.Struct, frozen=True, rename="camel"):

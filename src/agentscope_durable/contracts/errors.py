@@ -66,6 +66,8 @@ __all__ = [
     "NotFinished",
     "NotFound",
     "NotStarted",
+    "PolicyFailed",
+    "PolicyRefused",
     "PositionConflict",
     "Rejected",
     "RequestConflict",
@@ -293,6 +295,19 @@ class Forbidden(Rejected):
         # On what: a Session, a Turn; None: the operation as a whole.
         self.identity: str | None = identity
         super().__init__(f"{operation} is not allowed" + ("" if identity is None else f" on {identity!r}"))
+
+
+class PolicyRefused(Rejected):
+    """The application's commit policy refuses this, for a reason of its own. Nothing was stored (BE-18)."""
+
+    code = ErrorCode.FORBIDDEN
+    http_status = 403
+    exit_code = 8
+    advice = "Ask whoever made the rule, or again when what it names has changed"
+
+    def __init__(self, reason: str) -> None:
+        self.reason: str = reason
+        super().__init__(reason)
 
 
 class CursorExpired(Rejected):
@@ -640,6 +655,17 @@ class Misuse(Rejected):
     http_status = 500
     exit_code = 11
     advice = "Correct the program"
+
+
+class PolicyFailed(Misuse):
+    """The application's commit policy has a defect, and refuses with it what it was asked about. Nothing was stored."""
+
+    advice = "Correct the policy: the same command fails in the same way until then"
+
+    def __init__(self, command: str, reason: str) -> None:
+        self.command: str = command
+        self.reason: str = reason
+        super().__init__(f"the commit policy failed over {command}: {reason}")
 
 
 class WrongLoop(Misuse):

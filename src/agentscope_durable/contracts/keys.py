@@ -193,8 +193,11 @@ DROPPED = "dropped"
 """What is told of a Session that is dropped: the one record that stays of it."""
 
 
+POLICIES = "policy/"
+
+
 def policy(key: str) -> str:
-    return f"policy/{escape(key)}"
+    return f"{POLICIES}{escape(key)}"
 
 
 def workspace(thread_id: str) -> str:

@@ -38,6 +38,13 @@ class ListClosed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag=
     limit: int = 100
 
 
+class ListPolicies(Question, frozen=True, tag="list_policies"):
+    """Policy records of a Session, in the order of their keys."""
+
+    cursor: str | None = None
+    limit: int = 100
+
+
 class GetDropped(Question, frozen=True, tag="get_dropped"):
     """What is told of a Session that is dropped, or would be if it were dropped now."""
 

@@ -31,7 +31,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev8"
+STORAGE_REVISION = "8.dev9"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -568,6 +568,14 @@ class WorkspaceRecord(_Record, frozen=True):
     size: int = 0
     numbers: int = 0
     floor: int = 0
+
+
+class PolicyRecord(_Record, frozen=True):
+    """What a commit policy reads, and the request that put it there. The value is never a reference."""
+
+    value: Body
+    request_id: str
+    put_ms: int
 
 
 class UsesRecord(_Record, frozen=True):

@@ -522,6 +522,15 @@ class DropReceipt(View, frozen=True):
     object_bytes: int
 
 
+class PolicyRecordView(View, frozen=True):
+    """A policy record of a Session, and the request that put it there."""
+
+    key: str
+    value: Any
+    request_id: str
+    put_at_ms: int
+
+
 class AgedSession(View, frozen=True):
     """A Session, and whether it has been closed for as long as was asked. One that is being dropped has."""
 

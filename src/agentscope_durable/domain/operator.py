@@ -13,6 +13,7 @@ from agentscope_durable.contracts.change import Change, Reads, Unchanged, View
 from agentscope_durable.contracts.commands import (
     Done,
     FileFact,
+    PolicyReceipt,
     PutPolicy,
     ReconcileReceipt,
     ReconcileTool,
@@ -21,7 +22,7 @@ from agentscope_durable.contracts.commands import (
 )
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound
 from agentscope_durable.contracts.log import ModelFact
-from agentscope_durable.contracts.records import ExecutionRecord, LateFact, RunRecord, TurnRecord
+from agentscope_durable.contracts.records import ExecutionRecord, LateFact, PolicyRecord, RunRecord, TurnRecord
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, RunStatus
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.admission import remember, repeated
@@ -104,18 +105,30 @@ def release_turn(c: ReleaseTurn, seed: bytes, view: View, now_ms: int) -> Change
     return draft.change(receipt)
 
 
-def reads_put_policy(_: PutPolicy) -> Reads:
-    return Reads()
+def reads_put_policy(c: PutPolicy) -> Reads:
+    return Reads(keys=(keys.request(c.request_id),))
 
 
 def put_policy(c: PutPolicy, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
+    """Write or remove what a commit policy reads: true for every commit after this one (BE-18).
+
+    Raises:
+        InvalidRequest: the value does not stand in the record itself: inside a transaction no object is opened.
+    """
     draft = begin(view, c.session, seed, now_ms)
+    arguments = {"key": c.key, "value": c.digest}
+    earlier = repeated(draft, c.request_id, "policy", arguments, PolicyReceipt)
+    if earlier is not None:
+        return Unchanged(earlier)
     if c.value is None:
         draft.delete(keys.policy(c.key))
+    elif c.value.is_reference:
+        raise InvalidRequest("a policy record is small: it is read inside transactions", path="value")
     else:
-        draft.put(keys.policy(c.key), c.value)
-        draft.refer(c.value)
-    return draft.change(Done(changed=True))
+        draft.put(keys.policy(c.key), PolicyRecord(value=c.value, request_id=c.request_id, put_ms=now_ms))
+    receipt = PolicyReceipt(request_id=c.request_id, key=c.key, removed=c.value is None, accepted_at_ms=now_ms)
+    remember(draft, c.request_id, "policy", arguments, receipt)
+    return draft.change(receipt)
 
 
 def reads_file_fact(c: FileFact) -> Reads:

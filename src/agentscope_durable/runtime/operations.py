@@ -14,16 +14,17 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agentscope_durable.contracts import durable_json
-from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.bodies import inline_body
 from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.commands import (
+    PolicyReceipt,
     PutPolicy,
     ReconcileReceipt,
     ReconcileTool,
     ReleaseTurn,
     RepairReceipt,
 )
-from agentscope_durable.contracts.errors import InvalidRequest
+from agentscope_durable.contracts.errors import InvalidRequest, TooLarge
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey, TurnKey
 from agentscope_durable.contracts.ids import check_id, check_key
@@ -31,6 +32,7 @@ from agentscope_durable.contracts.questions import (
     Examine,
     FindTurn,
     ListAllSessions,
+    ListPolicies,
     ListStalled,
     MeasureSession,
     MeasureStore,
@@ -51,6 +53,7 @@ from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.checkpoint import CheckpointCodec
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
+from agentscope_durable.spi.policy import POLICY_BYTES_MAX
 
 log = logging.getLogger("agentscope_durable.runtime")
 
@@ -263,13 +266,54 @@ class HostOperations(Retention):
         """How busy this process's record store is, counted since it was opened, and what it takes (BE-28). Cheap."""
         return await self._backend.query(MeasureStore(), audience=Audience.OPERATOR)
 
-    async def put_policy(self, session: SessionKey, key: str, value: Any) -> None:
-        """Write one policy record that a `CommitPolicy` reads in its transactions; None removes it."""
+    async def put_policy(self, session: SessionKey, key: str, value: Any, *, request_id: str) -> PolicyReceipt:
+        """Write one policy record, or with None remove it: what a `CommitPolicy` reads in its transactions (BE-18).
+
+        It is true for every commit after this one, and for none before. Repeating the same request returns the first
+        receipt, which is kept with the request id for as long as the Session.
+
+        Args:
+            session: whose; a transaction sees the records of its own Session and no other's.
+            key: name of the record.
+            value: anything that is JSON, up to POLICY_BYTES_MAX.
+            request_id: identity of this change, unique in the Session.
+
+        Raises:
+            TooLarge: more than that.
+            RequestConflict: the request id was used for something else.
+        """
+        check_key(session)
         check_id("key", key)
-        body: Body | None = None
+        check_id("request_id", request_id)
+        body, digest = None, ""
         if value is not None:
-            body = await self._backend.put_body(session, msgspec.json.encode(durable_json.value(value)))
-        await self._backend.execute(PutPolicy(session=session, key=key, value=body), audience=Audience.OPERATOR)
+            value = durable_json.value(value)
+            content = msgspec.json.encode(value)
+            if len(content) > POLICY_BYTES_MAX:
+                raise TooLarge("policy record", size_bytes=len(content), limit_bytes=POLICY_BYTES_MAX)
+            body, digest = inline_body(content), durable_json.digest(value)
+        receipt: PolicyReceipt = await self._backend.execute(
+            PutPolicy(session=session, key=key, request_id=request_id, value=body, digest=digest),
+            audience=Audience.OPERATOR,
+        )
+        log.info(
+            "policy record %s of session %s is %s by request %s",
+            key,
+            session.session_id,
+            "removed" if receipt.removed else "written",
+            request_id,
+            extra={"namespace": session.namespace, "session_id": session.session_id, "request_id": request_id},
+        )
+        return receipt
+
+    async def list_policies(self, session: SessionKey, cursor: str | None = None, limit: int = PAGE_LIMIT) -> Page:
+        """Policy records of a Session, in the order of their keys, each with the request that put it there.
+
+        Items are `PolicyRecordView`s.
+        """
+        check_key(session)
+        question = ListPolicies(session=session, cursor=cursor, limit=limit)
+        return await self._backend.query(question, audience=Audience.OPERATOR)
 
 
 def _outcome(result: Succeeded | Failed | Cancelled) -> tuple[ExecutionState, ToolResult]:

@@ -3,7 +3,7 @@
 Each Protocol names its promises; `agentscope_durable.testing` has a contract suite for each.
 """
 
-from agentscope_durable.spi.backend import CommitPolicy, Heartbeat, SessionBackend, Wakeups
+from agentscope_durable.spi.backend import Heartbeat, SessionBackend, Wakeups
 from agentscope_durable.spi.checkpoint import CheckpointCodec, JournalRow, NativeBaseline
 from agentscope_durable.spi.environment import SYSTEM, Environment, SystemEnvironment
 from agentscope_durable.spi.executor import (
@@ -33,10 +33,12 @@ from agentscope_durable.spi.harness import (
 )
 from agentscope_durable.spi.live import LiveEvents, LiveListener, Preview
 from agentscope_durable.spi.object_store import ObjectStore
+from agentscope_durable.spi.policy import CommitPolicy, PolicyRequest, PolicyView
 from agentscope_durable.spi.record_store import (
     Capabilities,
     Change,
     Entry,
+    Erase,
     Need,
     Range,
     Reads,
@@ -58,6 +60,7 @@ __all__ = [
     "CommitPolicy",
     "Entry",
     "Environment",
+    "Erase",
     "ExecutionRequest",
     "Executor",
     "ExecutorCapabilities",
@@ -74,6 +77,8 @@ __all__ = [
     "OpenInput",
     "OpenWorkView",
     "Outcome",
+    "PolicyRequest",
+    "PolicyView",
     "Preview",
     "Range",
     "Reads",

@@ -66,18 +66,6 @@ class Wakeups(Protocol):
         ...
 
 
-class CommitPolicy(Protocol):
-    """An authorisation rule inside the transaction (BE-18). Synchronous; sees records only (BE-19)."""
-
-    def reads(self, command: AnyCommand) -> tuple[str, ...]:
-        """Policy keys to read in the same transaction."""
-        ...
-
-    def check(self, command: AnyCommand, policies: dict[str, bytes | None], now_ms: int) -> None:
-        """Raise `Forbidden` to refuse; nothing is stored then."""
-        ...
-
-
 class SessionBackend(Protocol):
     """Commits state, commands, checkpoints and results atomically and answers queries (BE-01).
 

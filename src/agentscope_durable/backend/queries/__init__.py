@@ -83,6 +83,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.ListAllSessions: Answer(OPERATOR, sessions.list_all_sessions),
     q.ListClosed: Answer(OPERATOR, sessions.list_closed),
     q.GetDropped: Answer(OPERATOR, sessions.get_dropped),
+    q.ListPolicies: Answer(OPERATOR, sessions.list_policies),
     q.FindTurn: Answer(OPERATOR, turns.find_turn),
     # The agent's files, for the same host: its owner reads them (WS-02), and they are part of its private checkpoints.
     q.GetWorkspace: Answer(HOST, workspace.get_workspace),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from agentscope_durable.backend.queries.pages import cut, cut_rows, one_more, page_limit, position_of
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.backend.queries.records import get, head_of, thread_of
@@ -10,9 +12,9 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import NotClosed, NotFound
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import DropRecord, SessionHead, ThreadRecord, decode
+from agentscope_durable.contracts.records import DropRecord, PolicyRecord, SessionHead, ThreadRecord, decode
 from agentscope_durable.contracts.status import ResourceStatus
-from agentscope_durable.contracts.views import AgedSession, DropReceipt, Page, SessionView, ThreadView
+from agentscope_durable.contracts.views import AgedSession, DropReceipt, Page, PolicyRecordView, SessionView, ThreadView
 from agentscope_durable.domain.dropping import drop_receipt
 from agentscope_durable.domain.resources import binding_view
 from agentscope_durable.spi.record_store import Range, Reads, SessionScan
@@ -23,6 +25,7 @@ __all__ = [
     "get_thread",
     "list_all_sessions",
     "list_closed",
+    "list_policies",
     "list_sessions",
     "list_threads",
     "session_view",
@@ -68,6 +71,27 @@ async def list_closed(reader: Reader, question: q.ListClosed) -> Page:
         closed = head.status is ResourceStatus.CLOSED and records.now_ms - head.closed_ms >= question.older_than_ms
         aged = closed or head.status is ResourceStatus.DROPPING
         items.append(AgedSession(session=keys.session_of(name), status=head.status, aged=aged))
+    return Page(tuple(items), cursor)
+
+
+async def list_policies(reader: Reader, question: q.ListPolicies) -> Page:
+    limit = page_limit(question.limit)
+    page = Range(
+        keys.POLICIES, position_of("policies", question.cursor, keys.POLICIES, question.session), one_more(limit)
+    )
+    records = await reader.read(question.session, Reads(ranges=(page,)))
+    rows, cursor = cut_rows("policies", records.ranges[page], limit, question.session)
+    items: list[PolicyRecordView] = []
+    for key, data in rows:
+        record = decode(PolicyRecord, data, key=key)
+        items.append(
+            PolicyRecordView(
+                key=keys.unescape(key.removeprefix(keys.POLICIES)),
+                value=msgspec.json.decode(record.value.inline),
+                request_id=record.request_id,
+                put_at_ms=record.put_ms,
+            )
+        )
     return Page(tuple(items), cursor)
 
 
