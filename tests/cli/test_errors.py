@@ -167,6 +167,7 @@ async def test_bad_input_is_named_and_changes_nothing(
     ("command", "advice"),
     [
         (["no-such-command"], "See `durable --help`"),
+        (["--store", "x", "sessions"], "Options stand behind the name of the command"),
         (["turns"], "See `durable turns --help`"),
         (["turns", SESSION, "--nothing"], "See `durable turns --help`"),
         (["turns", SESSION, "--cursor", "nonsense"], "leave out --cursor to start at the beginning"),

@@ -66,4 +66,6 @@ def misspelt(error: Exception) -> DurableError:
     reason = (str(error) if said is None else str(said())).strip().rstrip(".")
     # As far as the words were understood: `durable`, or `durable turns`.
     known = getattr(getattr(error, "ctx", None), "command_path", None) or "durable"
-    return InvalidRequest(reason).advising(f"See `{known} --help`; nothing was stored")
+    ahead = known == "durable" and hasattr(error, "option_name")
+    where = "Options stand behind the name of the command. " if ahead else ""
+    return InvalidRequest(reason).advising(f"{where}See `{known} --help`; nothing was stored")
