@@ -23,6 +23,8 @@ from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import open_postgres, schema_of
 
 Clock = Callable[[], int]
 
@@ -36,9 +38,14 @@ async def _sqlite(place: Path, clock: Clock | None) -> RecordStore:
     return await SqliteRecordStore.open(place / "durable.db", synchronous="NORMAL", **options)
 
 
+async def _postgres(place: Path, clock: Clock | None) -> RecordStore:
+    return await open_postgres(shared_postgres().dsn(), schema_of(place), clock)
+
+
 STORES: Final[dict[str, Callable[[Path, Clock | None], Awaitable[RecordStore]]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "postgres": _postgres,
 }
 """Opens the store of a place: called again for the same place, the same records, if the store is persistent.
 

@@ -1,15 +1,16 @@
 """Concrete parts put together, so that an application names one thing.
 
 async with LocalBackend.open("./durable") as backend: ...      # or: backend = await LocalBackend.open("./durable")
+async with PostgresBackend.open("postgresql://app@db/app") as backend: ...
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound, StoreReadOnly
@@ -25,7 +26,9 @@ from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.transports.machine import MachineBus, MachineLiveEvents
 
-__all__ = ["LiveEvents", "LocalBackend", "MemoryBackend"]
+__all__ = ["LiveEvents", "LocalBackend", "MemoryBackend", "PostgresBackend"]
+
+B = TypeVar("B", bound=TransactionalSessionBackend)
 
 DATABASE = "durable.db"
 OBJECTS = "objects"
@@ -68,7 +71,7 @@ class LocalBackend(TransactionalSessionBackend):
         object_store: ObjectStore | None = None,
         environment: Environment = SYSTEM,
         **sqlite: Any,
-    ) -> _Opening:
+    ) -> _Opening[LocalBackend]:
         """Open the folder, creating it if there is none. Await the result, or use it with `async with`.
 
         Args:
@@ -90,7 +93,7 @@ class LocalBackend(TransactionalSessionBackend):
             NotADatabase, UnknownFormat: what is there is something else; it is left as it is.
         """
         place = _Place(Path(directory), create=create and not read_only, read_only=read_only)
-        return _Opening(place, wakeups, live_events, policy, object_store, environment, sqlite)
+        return _Opening(lambda: _open_local(place, wakeups, live_events, policy, object_store, environment, sqlite))
 
     def __init__(
         self, records: RecordStore, objects: ObjectStore, *, bus: MachineBus | None = None, **options: Any
@@ -127,33 +130,18 @@ class LocalBackend(TransactionalSessionBackend):
         await self.close()
 
 
-class _Opening:
-    """What `LocalBackend.open` gives: nothing is opened before it is awaited or entered."""
+class _Opening(Generic[B]):
+    """What `open` gives: nothing is opened before it is awaited or entered."""
 
-    def __init__(
-        self,
-        place: _Place,
-        wakeups: Wakeups | None,
-        live_events: live.LiveEvents | None,
-        policy: CommitPolicy | None,
-        objects: ObjectStore | None,
-        environment: Environment,
-        sqlite: dict[str, Any],
-    ) -> None:
-        self._place = place
-        self._wakeups = wakeups
-        self._live_events = live_events
-        self._policy = policy
-        self._objects = objects
-        self._environment = environment
-        self._sqlite = sqlite
-        self._backend: LocalBackend | None = None
+    def __init__(self, call: Callable[[], Awaitable[B]]) -> None:
+        self._call = call
+        self._backend: B | None = None
 
-    def __await__(self) -> Generator[Any, None, LocalBackend]:
-        return self._open().__await__()
+    def __await__(self) -> Generator[Any, None, B]:
+        return self._call().__await__()
 
-    async def __aenter__(self) -> LocalBackend:
-        self._backend = await self._open()
+    async def __aenter__(self) -> B:
+        self._backend = await self._call()
         return self._backend
 
     async def __aexit__(
@@ -162,41 +150,50 @@ class _Opening:
         if self._backend is not None:
             await self._backend.close()
 
-    async def _open(self) -> LocalBackend:
-        place, directory = self._place, self._place.directory
-        await self._environment.call_in_thread(place.prepare)
-        if isinstance(self._objects, CheckedObjectStore) and not place.read_only:
-            await self._objects.check()
-        # SQLite is loaded when a store is opened, not when the name `LocalBackend` is (D29).
-        records: RecordStore
-        options: dict[str, Any] = {"environment": self._environment, **self._sqlite}
-        if place.read_only:
-            from agentscope_durable.stores.records.sqlite_read_only import SqliteReadOnlyStore
 
-            records = await SqliteReadOnlyStore.open(directory / DATABASE, **options)
-        else:
-            from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+async def _open_local(
+    place: _Place,
+    wakeups: Wakeups | None,
+    live_events: live.LiveEvents | None,
+    policy: CommitPolicy | None,
+    objects: ObjectStore | None,
+    environment: Environment,
+    sqlite: dict[str, Any],
+) -> LocalBackend:
+    directory = place.directory
+    await environment.call_in_thread(place.prepare)
+    if isinstance(objects, CheckedObjectStore) and not place.read_only:
+        await objects.check()
+    # SQLite is loaded when a store is opened, not when the name `LocalBackend` is (D29).
+    records: RecordStore
+    options: dict[str, Any] = {"environment": environment, **sqlite}
+    if place.read_only:
+        from agentscope_durable.stores.records.sqlite_read_only import SqliteReadOnlyStore
 
-            records = await SqliteRecordStore.open(directory / DATABASE, **options)
-        bus = None
-        if self._wakeups is None or self._live_events is None:
-            bus = MachineBus(directory / SOCKETS, environment=self._environment, read_only=place.read_only)
-            try:
-                await bus.opened()
-            except BaseException:
-                await records.close()
-                await bus.close()
-                raise
-        return LocalBackend(
-            records,
-            self._objects or FileObjectStore(directory / OBJECTS),
-            bus=bus,
-            wakeups=self._wakeups or (bus and bus.wakeups),
-            live_events=self._live_events or (bus and bus.live),
-            policy=self._policy,
-            environment=self._environment,
-            owns_store=True,
-        )
+        records = await SqliteReadOnlyStore.open(directory / DATABASE, **options)
+    else:
+        from agentscope_durable.stores.records.sqlite import SqliteRecordStore
+
+        records = await SqliteRecordStore.open(directory / DATABASE, **options)
+    bus = None
+    if wakeups is None or live_events is None:
+        bus = MachineBus(directory / SOCKETS, environment=environment, read_only=place.read_only)
+        try:
+            await bus.opened()
+        except BaseException:
+            await records.close()
+            await bus.close()
+            raise
+    return LocalBackend(
+        records,
+        objects or FileObjectStore(directory / OBJECTS),
+        bus=bus,
+        wakeups=wakeups or (bus and bus.wakeups),
+        live_events=live_events or (bus and bus.live),
+        policy=policy,
+        environment=environment,
+        owns_store=True,
+    )
 
 
 class _Place(NamedTuple):
@@ -249,3 +246,124 @@ class MemoryBackend(TransactionalSessionBackend):
             environment=environment,
             owns_store=True,
         )
+
+
+class PostgresBackend(TransactionalSessionBackend):
+    """Everything in one schema of a PostgreSQL database, 15 or later: records, and large bodies beside them.
+
+    Any number of hosts on any number of machines may open it. It needs the extra `[postgres]`.
+    """
+
+    @staticmethod
+    def open(
+        where: str | Any,
+        *,
+        schema: str | None = None,
+        initialize_schema: bool = False,
+        object_store: ObjectStore | None = None,
+        wakeups: Wakeups | None = None,
+        live_events: live.LiveEvents | None = None,
+        policy: CommitPolicy | None = None,
+        heartbeat_dsn: str | None = None,
+        statement_timeout: float = 30.0,
+        environment: Environment = SYSTEM,
+    ) -> _Opening[PostgresBackend]:
+        """Open the database. Await the result, or use it with `async with`.
+
+        Nothing is made there: `initialize_schema` is a step of the deployment (PG-03, PG-04).
+
+        Args:
+            where: a DSN, `postgresql://user@host/database`, or a pool made by `asyncpg.create_pool`. Of a pool up to
+                six connections are kept while this is open; it is not closed with it, and must be closed after it.
+            schema: where the tables are; None: the first schema of the connection's search path (PG-06).
+            initialize_schema: make the tables where they are missing; for development (PG-05).
+            object_store: where bodies over 64 KiB go, not closed with the backend; None: a table beside the records.
+            wakeups: transport of change hints between hosts; by default they stay within this process, and other hosts
+                find what changed by polling (PG-08). It is not closed with the backend.
+            live_events: transport of previews; by default within this process.
+            policy: authorisation inside the transaction (BE-18).
+            heartbeat_dsn: where leases are renewed, over a connection of their own; None: as `where` says.
+            statement_timeout: seconds that one statement may take.
+            environment: time, chance and threads.
+
+        Raises:
+            MissingExtra: asyncpg is not installed.
+            NotFound: there is no such database or schema, or no store in it.
+            UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
+            Forbidden: the role or its password is refused, or lacks a right.
+            StoreReadOnly: the server is a standby, or takes no writes.
+            Incompatible: the server is older than PostgreSQL 15.
+            Unavailable: it cannot be reached now.
+        """
+
+        async def opened() -> PostgresBackend:
+            from agentscope_durable.stores.objects.postgres import PostgresObjectStore
+            from agentscope_durable.stores.records.postgres import PostgresRecordStore
+
+            records = await PostgresRecordStore.open(
+                where,
+                schema=schema,
+                initialize_schema=initialize_schema,
+                heartbeat_dsn=heartbeat_dsn,
+                statement_timeout=statement_timeout,
+                environment=environment,
+            )
+            own: ObjectStore | None = None
+            try:
+                if isinstance(object_store, CheckedObjectStore):
+                    await object_store.check()
+                if object_store is None:
+                    own = await PostgresObjectStore.open(where, schema=records.schema, timeout=statement_timeout)
+            except BaseException:
+                await records.close()
+                raise
+            return PostgresBackend(
+                records,
+                object_store or own,
+                own_objects=own,
+                wakeups=wakeups or LocalWakeups(),
+                live_events=live_events or LiveEvents.local(),
+                policy=policy,
+                environment=environment,
+                owns_store=True,
+            )
+
+        return _Opening(opened)
+
+    @staticmethod
+    async def initialize_schema(where: str | Any, *, schema: str | None = None) -> None:
+        """Make the tables: a step of the deployment, by a role that may create them. Twice, or two at once, is fine.
+
+        Args:
+            where: a DSN or an `asyncpg` pool.
+            schema: where to, made if there is none; None: the first schema of the connection's search path.
+
+        Raises:
+            MissingExtra: asyncpg is not installed.
+            UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
+            Forbidden: the role may not do it.
+        """
+        from agentscope_durable.stores.records.postgres import PostgresRecordStore
+
+        await PostgresRecordStore.initialize_schema(where, schema=schema)
+
+    def __init__(
+        self, records: RecordStore, objects: ObjectStore | None, *, own_objects: ObjectStore | None, **options: Any
+    ) -> None:
+        """Internal: use `open`."""
+        super().__init__(records, objects, **options)
+        self._own_objects = own_objects
+
+    async def close(self) -> None:
+        """Close what this opened itself: neither a pool, nor an object store, nor wakeups that were passed (PG-09)."""
+        await super().close()
+        if self._own_objects is not None:
+            await self._own_objects.close()
+
+    async def __aenter__(self) -> PostgresBackend:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

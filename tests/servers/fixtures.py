@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import cache
 
 import asyncpg
 import pytest
@@ -24,10 +25,19 @@ Proxied = Callable[[PostgresServer | PgBouncerServer], Awaitable[Proxy]]
 """Put a proxy before the server."""
 
 
+@cache
+def _postgres_15() -> PostgresServer:
+    return PostgresServer(place.postgres_15())
+
+
+def shared_postgres() -> PostgresServer:
+    """The PostgreSQL 15 of this process, for what is no fixture. It ends with the process."""
+    return _running(_postgres_15())
+
+
 @pytest.fixture(scope="session")
-def running_postgres() -> Iterator[PostgresServer]:
-    with PostgresServer(place.postgres_15()) as server:
-        yield server
+def running_postgres() -> PostgresServer:
+    return _postgres_15()
 
 
 @pytest.fixture

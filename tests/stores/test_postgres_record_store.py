@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,7 @@ from agentscope_durable.spi.record_store import RecordStore
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.testing.record_store import RecordStoreContract
 from tests.servers.server import PostgresServer
-
-
-def schema_of(place: Path) -> str:
-    """One for each place."""
-    return f"s{hashlib.sha256(str(place).encode()).hexdigest()[:16]}"
+from tests.servers.stores import schema_of
 
 
 @pytest.mark.spec("BE-02", "BE-16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from agentscope_durable.spi.record_store import OwnerLease
 from agentscope_durable.stores.records._clock import RisingClock
@@ -19,7 +20,8 @@ class _LastAnswer:
 
     boot_id = "server"
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self.boot_ms = monotonic_ms
         self._offset_ms = 0
         self._heard = False
 
@@ -30,15 +32,20 @@ class _LastAnswer:
     def wall_ms(self) -> int:
         return self._offset_ms + self.boot_ms() if self._heard else 0
 
-    def boot_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class ServerClock:
-    """`now_ms` of the store: follows the server's wall clock and never runs back. Any thread may ask."""
+    """`now_ms` of the store: follows the server's wall clock and never runs back. Any thread may ask.
 
-    def __init__(self) -> None:
-        self._server = _LastAnswer()
+    Args:
+        monotonic_ms: what time passes by between two answers; for tests.
+    """
+
+    def __init__(self, monotonic_ms: Callable[[], int] = _monotonic_ms) -> None:
+        self._server = _LastAnswer(monotonic_ms)
         self._rising = RisingClock(self._server)
         self._lock = threading.Lock()
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import HostClosed, Unavailable, Uncertain
 from agentscope_durable.spi.environment import Environment, Thread
-from agentscope_durable.stores.records._postgres_connections import CONNECT_SECONDS, Line, Source
-from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, translate
+from agentscope_durable.stores._postgres_connections import CONNECT_SECONDS, Line, Source
+from agentscope_durable.stores._postgres_errors import FAULTS, lost, translate
 
 __all__ = ["Renewer"]
 

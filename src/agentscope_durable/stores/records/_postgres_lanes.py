@@ -22,9 +22,9 @@ from typing import Final
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import DurableError, StoreBusy, Uncertain
 from agentscope_durable.spi.record_store import StoreStatistics
+from agentscope_durable.stores._postgres_connections import Line, Source
+from agentscope_durable.stores._postgres_errors import FAULTS, lost, one_of_them, raced, translate
 from agentscope_durable.stores.records._postgres_clock import ServerClock
-from agentscope_durable.stores.records._postgres_connections import Line, Source
-from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, one_of_them, raced, translate
 from agentscope_durable.stores.records._postgres_group import Group, Member, Session, asked
 from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow
 from agentscope_durable.stores.records._postgres_tables import Tables

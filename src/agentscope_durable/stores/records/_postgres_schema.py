@@ -14,8 +14,9 @@ from agentscope_durable.contracts.errors import (
     UnknownFormat,
 )
 from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
-from agentscope_durable.stores.records._postgres_driver import asyncpg
-from agentscope_durable.stores.records._postgres_tables import Tables, quoted
+from agentscope_durable.stores._postgres_connections import quoted
+from agentscope_durable.stores._postgres_driver import asyncpg
+from agentscope_durable.stores.records._postgres_tables import Tables
 
 __all__ = ["SERVER_MIN", "check", "create", "schema_of"]
 

@@ -15,16 +15,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from agentscope_durable.contracts.keys import FOUND
+from agentscope_durable.stores._postgres_connections import quoted
 
-__all__ = ["CLOCK_MS", "SESSION_SETTINGS", "TABLES", "Tables", "quoted"]
+__all__ = ["CLOCK_MS", "TABLES", "Tables"]
 
 TABLES: Final = ("meta", "head", "log", "rec", "ready", "owner", "body")
 """Each is called `durable_<name>`: a schema is often shared."""
 
 CLOCK_MS: Final = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint"
-
-SESSION_SETTINGS: Final = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off"
-"""What suits statements that are short and always the same. Only where the connection is ours from end to end."""
 
 _FOUND_FROM: Final = "\\x" + FOUND.encode().hex()
 _FOUND_TO: Final = "\\x" + (FOUND[:-1] + "0").encode().hex()
@@ -32,25 +30,22 @@ _FOUND: Final = f"key >= '{_FOUND_FROM}'::bytea and key < '{_FOUND_TO}'::bytea"
 """Which records an index finds in every partition; "0" follows the "/" that ends their prefix."""
 
 
-def quoted(name: str) -> str:
-    """A name as an identifier in a statement."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 class Tables:
     """The statements for one schema. Their texts are few and constant, so that each is planned once.
 
     Args:
         schema: where the tables are.
+        clock: what the store's time is, in milliseconds; for tests.
     """
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, clock: str = CLOCK_MS) -> None:
         self.schema = schema
+        self._clock = clock
         self.names = {table: f"{quoted(schema)}.{quoted('durable_' + table)}" for table in TABLES}
         self._steps: dict[bool, str] = {}
         self._groups: dict[tuple[str, ...], str] = {}
         self._readings: dict[tuple[str, ...], str] = {}
-        t = self.names
+        t, clock = self.names, self._clock
 
         # ---------------------------------------------------------------- single readings
 
@@ -59,7 +54,7 @@ class Tables:
         self.sessions = f"select name from {t['head']} where name>=$1 and name<$2 order by name limit $3"
         self.holders = f"""select h.name from {t["rec"]} r join {t["head"]} h on h.p=r.p
             where r.key=$1 and r.{_FOUND.replace(" and key", " and r.key")} order by h.name limit $2"""
-        self.ready = f"""with now as materialized (select greatest({CLOCK_MS}, $3) as ms)
+        self.ready = f"""with now as materialized (select greatest({clock}, $3) as ms)
             (select h.name, y.item, y.value, y.due_ms, now.ms from now, {t["ready"]} y join {t["head"]} h on h.p=y.p
             where y.kind=$1 and y.klass=$2 and y.due_ms<=now.ms and y.due_ms>=$4 and (y.due_ms, y.p, y.item)>
                 ($4, coalesce((select p from {t["head"]} where name=$5), -1), $6)
@@ -75,7 +70,7 @@ class Tables:
             select klass from c where klass is not null order by klass"""
         self.ready_of = f"""select y.kind, y.klass, y.due_ms, y.item, y.value from {t["ready"]} y
             join {t["head"]} h on h.p=y.p where h.name=$1 and y.kind=any($2::bytea[]) order by y.kind, y.item"""
-        self.owners = f"""select name, renewed_ms, lease_ms, value, {CLOCK_MS} from {t["owner"]}
+        self.owners = f"""select name, renewed_ms, lease_ms, value, {clock} from {t["owner"]}
             where name>$1 order by name limit $2"""
         self.measure = f"""select octet_length(h.value),
             (select count(*) from {t["log"]} l where l.p=h.p),
@@ -89,11 +84,11 @@ class Tables:
 
         # ---------------------------------------------------------------- leases
 
-        self.renew = f"""insert into {t["owner"]}(name, renewed_ms, lease_ms, value) values($1, {CLOCK_MS}, $2, $3)
-            on conflict(name) do update set renewed_ms={CLOCK_MS}, lease_ms=excluded.lease_ms, value=excluded.value"""
+        self.renew = f"""insert into {t["owner"]}(name, renewed_ms, lease_ms, value) values($1, {clock}, $2, $3)
+            on conflict(name) do update set renewed_ms={clock}, lease_ms=excluded.lease_ms, value=excluded.value"""
         self.release = f"delete from {t['owner']} where name=$1"
         self.forget = f"""with gone as (delete from {t["owner"]} where name=$1
-                and renewed_ms + lease_ms + $3 <= {CLOCK_MS}
+                and renewed_ms + lease_ms + $3 <= {clock}
                 and not exists(select from {t["ready"]} where kind=any($2::bytea[]) and klass=$1) returning 1)
             select exists(select from gone) or not exists(select from {t["owner"]} where name=$1)"""
 
@@ -114,7 +109,7 @@ class Tables:
         return text
 
     def _reading(self, parts: tuple[str, ...]) -> str:
-        t = self.names
+        t, clock = self.names, self._clock
         row = "l.first, l.count::bigint, l.rev, l.at_ms, l.at, l.commit_id"
         bodies = (
             "case when g.events then l.events end, case when g.private then l.private end, "
@@ -166,7 +161,7 @@ class Tables:
         }
         number = 2
         selects = [
-            f"select 0, 0::bigint, {CLOCK_MS}, {_numbers(4)}, {_bytes(5)}",
+            f"select 0, 0::bigint, {clock}, {_numbers(4)}, {_bytes(5)}",
             f"select 1, n, p, rev, next_seq, pruned, at_ms, value, {_bytes(4)} from hd",
         ]
         for part in parts:
@@ -184,7 +179,7 @@ class Tables:
         """One commit of a Session whose head is known, with one record or none: the way of nearly every commit."""
         text = self._steps.get(record)
         if text is None:
-            t = self.names
+            t, clock = self.names, self._clock
             put = (
                 f""", r as (insert into {t["rec"]}(p, key, value) select p, $18, $19 from h
                 on conflict(p, key) do update set value=excluded.value)"""
@@ -198,7 +193,7 @@ class Tables:
                 l as (insert into {t["log"]}(p, first, rev, count, at_ms, commit_id, stream, at, events, private,
                     journal, events_sum, rest_sum)
                     select p, $8, $3, $9, $6, $10, $11, $12, $13, $14, $15, $16, $17 from h){put}
-                select 1, p, {CLOCK_MS} from h"""
+                select 1, p, {clock} from h"""
         return text
 
     def group(self, parts: tuple[str, ...]) -> str:
@@ -209,7 +204,7 @@ class Tables:
         return text
 
     def _group(self, parts: tuple[str, ...]) -> str:
-        t = self.names
+        t, clock = self.names, self._clock
         kept = "and not exists(select from e where e.p=x.p and e.first=x.first)" if "erased" in parts else ""
         available: dict[str, tuple[tuple[str, ...], str]] = {
             "logs": (
@@ -292,7 +287,7 @@ class Tables:
             types, cte = available[part]
             ctes.append(cte.format(", ".join(f"${number + i}::{kind}" for i, kind in enumerate(types))))
             number += len(types)
-        return f"with {', '.join(ctes)} select n, p, {CLOCK_MS} from ok"
+        return f"with {', '.join(ctes)} select n, p, {clock} from ok"
 
     # -------------------------------------------------------------------- the schema
 
@@ -323,8 +318,7 @@ class Tables:
             name bytea primary key, renewed_ms bigint not null, lease_ms bigint not null, value bytea not null)
             with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000)"""
         yield f"""create table if not exists {t["body"]}(
-            scope bytea not null, digest bytea not null, part int not null, content bytea not null,
-            primary key(scope, digest, part))"""
+            scope bytea not null, digest bytea not null, content bytea not null, primary key(scope, digest))"""
         yield f"alter table {t['body']} alter column content set storage external"
 
     def probe(self) -> str:
@@ -335,7 +329,7 @@ class Tables:
             "rec": "p, key, value",
             "ready": "kind, p, item, klass, due_ms, value",
             "owner": "name, renewed_ms, lease_ms, value",
-            "body": "scope, digest, part, content",
+            "body": "scope, digest, content",
         }
         looks = [
             f"(select 1 from (select {names} from {self.names[table]} limit 0) x)" for table, names in columns.items()

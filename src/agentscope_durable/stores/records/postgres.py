@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, UsedAfterFork, WrongLoop
@@ -31,10 +31,10 @@ from agentscope_durable.spi.record_store import (
     SessionScan,
     StoreStatistics,
 )
+from agentscope_durable.stores._postgres_connections import Line, Source, source_of
+from agentscope_durable.stores._postgres_errors import lost, translate
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._postgres_clock import ServerClock, judged
-from agentscope_durable.stores.records._postgres_connections import DsnSource, Line, Source, source_of
-from agentscope_durable.stores.records._postgres_errors import lost, translate
 from agentscope_durable.stores.records._postgres_group import Member
 from agentscope_durable.stores.records._postgres_heartbeat import Renewer
 from agentscope_durable.stores.records._postgres_lanes import Lanes
@@ -54,7 +54,14 @@ class PostgresRecordStore:
     """A `RecordStore` in one schema of a PostgreSQL database. Open it with `open`."""
 
     def __init__(
-        self, source: Source, beside: DsnSource | None, tables: Tables, *, patience: float, environment: Environment
+        self,
+        source: Source,
+        beside: Source | None,
+        tables: Tables,
+        *,
+        patience: float = 30.0,
+        environment: Environment = SYSTEM,
+        clock: ServerClock | None = None,
     ) -> None:
         """Internal: use `open`."""
         self._source = source
@@ -64,7 +71,7 @@ class PostgresRecordStore:
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        self._clock = ServerClock()
+        self._clock = clock or ServerClock()
         self._lanes = Lanes(tables, source, self._clock, patience=patience)
         self._readers = [Line(source) for _ in range(READERS)]
         self._renewer = Renewer(lambda: beside or source.beside(), tables.renew, environment)
@@ -103,7 +110,7 @@ class PostgresRecordStore:
         if not statement_timeout > 0:
             raise InvalidRequest(f"a statement_timeout is not {statement_timeout!r} seconds", path="statement_timeout")
         source = source_of(where)
-        beside = None if heartbeat_dsn is None else cast("DsnSource", source_of(heartbeat_dsn))
+        beside = None if heartbeat_dsn is None else source_of(heartbeat_dsn)
         tables = await _looked_at(source, schema, make=initialize_schema)
         return cls(source, beside, tables, patience=statement_timeout, environment=environment)
 
@@ -120,6 +127,11 @@ class PostgresRecordStore:
             Forbidden: the role may not do it.
         """
         await _looked_at(source_of(where), schema, make=True)
+
+    @property
+    def schema(self) -> str:
+        """Where the tables are."""
+        return self._tables.schema
 
     # ------------------------------------------------------------ the port
 

@@ -17,14 +17,15 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from agentscope_durable.contracts.errors import InvalidRequest, Misuse
-from agentscope_durable.stores.records._postgres_driver import asyncpg
-from agentscope_durable.stores.records._postgres_errors import FAULTS, lost, translate
-from agentscope_durable.stores.records._postgres_tables import SESSION_SETTINGS
+from agentscope_durable.stores._postgres_driver import asyncpg
+from agentscope_durable.stores._postgres_errors import FAULTS, lost, translate
 
-__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "source_of"]
+__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "quoted", "source_of"]
 
 log = logging.getLogger("agentscope_durable.stores")
 
+SESSION_SETTINGS: Final = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off"
+"""What suits statements that are short and always the same. Only where the connection is ours from end to end."""
 CONNECT_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 5.0
 STATEMENTS_CACHED: Final = 256
@@ -40,7 +41,7 @@ class Source(Protocol):
 
     async def give_back(self, connection: Any) -> None: ...
 
-    def beside(self) -> DsnSource:
+    def beside(self) -> Source:
         """The same place for another thread with a loop of its own."""
         ...
 
@@ -74,7 +75,7 @@ class DsnSource:
         with contextlib.suppress(*FAULTS):
             await connection.close(timeout=CLOSE_SECONDS)
 
-    def beside(self) -> DsnSource:
+    def beside(self) -> Source:
         return self
 
 
@@ -100,7 +101,7 @@ class PoolSource:
         with contextlib.suppress(*FAULTS):
             await self._pool.release(connection, timeout=CLOSE_SECONDS)
 
-    def beside(self) -> DsnSource:
+    def beside(self) -> Source:
         # asyncpg has no public way to ask a pool where it connects to, and a heartbeat must not wait for its loop.
         arguments = getattr(self._pool, "_connect_args", None)
         named = getattr(self._pool, "_connect_kwargs", None)
@@ -113,6 +114,11 @@ class PoolSource:
             name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")
         }
         return DsnSource(self.location, *arguments, **kept)
+
+
+def quoted(name: str) -> str:
+    """A name as an identifier in a statement."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def source_of(where: Any) -> Source:

@@ -19,7 +19,7 @@ from agentscope_durable.contracts.errors import (
     StoreReadOnly,
     Unavailable,
 )
-from agentscope_durable.stores.records._postgres_driver import asyncpg
+from agentscope_durable.stores._postgres_driver import asyncpg
 
 __all__ = ["FAULTS", "lost", "one_of_them", "raced", "translate"]
 
