@@ -6,7 +6,6 @@ A body is one row, so it is there entirely or not at all. PostgreSQL keeps it be
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import Any, Final, Self
 
 from agentscope_durable import _failpoints
@@ -21,7 +20,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.stores._postgres_connections import Line, quoted, source_of
 from agentscope_durable.stores._postgres_errors import lost, translate
-from agentscope_durable.stores.objects._digests import check_digest, check_limit, verify
+from agentscope_durable.stores.objects._names import check_limit, check_name, folder_name, not_found, verify
 
 __all__ = ["OBJECT_BYTES_MAX", "PostgresObjectStore"]
 
@@ -38,15 +37,16 @@ class PostgresObjectStore:
     def __init__(self, line: Line, schema: str, *, timeout: float) -> None:
         """Internal: use `open`."""
         self._line = line
+        self._schema = schema
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._closed = False
         table = f"{quoted(schema)}.durable_body"
-        self._put = f"insert into {table}(scope, digest, content) values($1, $2, $3) on conflict do nothing"
-        self._get = f"select content from {table} where scope=$1 and digest=$2"  # noqa: S608 - a name we quoted
-        self._exists = f"select 1 from {table} where scope=$1 and digest=$2"  # noqa: S608 - a name we quoted
-        self._delete = f"delete from {table} where scope=$1 and digest=$2"  # noqa: S608 - a name we quoted
-        self._list = f"select digest from {table} where scope=$1 and digest>$2 order by digest limit $3"  # noqa: S608
+        self._put = f"insert into {table}(scope, name, content) values($1, $2, $3) on conflict do nothing"
+        self._get = f"select content from {table} where scope=$1 and name=$2"  # noqa: S608 - a name we quoted
+        self._exists = f"select 1 from {table} where scope=$1 and name=$2"  # noqa: S608 - a name we quoted
+        self._delete = f"delete from {table} where scope=$1 and name=$2"  # noqa: S608 - a name we quoted
+        self._list = f"select name from {table} where scope=$1 and name>$2 order by name limit $3"  # noqa: S608
         self._folders = f"""with recursive f(scope, n) as (
             (select scope, 1 from {table} where scope>$1 order by scope limit 1)
             union all
@@ -81,39 +81,39 @@ class PostgresObjectStore:
             raise translate(error, source.location) from error
         return cls(line, found, timeout=timeout)
 
-    async def put(self, partition: str, digest: str, content: bytes) -> None:
-        check_digest(digest)
+    async def put(self, partition: str, name: str, content: bytes) -> None:
+        check_name(name)
         if len(content) > OBJECT_BYTES_MAX:
             raise TooLarge("object", size_bytes=len(content), limit_bytes=OBJECT_BYTES_MAX)
-        verify(digest, content)
-        if await self.exists(partition, digest):
+        verify(name, content)
+        if await self.exists(partition, name):
             return
         _failpoints.hit("object.put.before")
-        await self._ask(self._put, _scope(partition), bytes.fromhex(digest), content, writes=True)
+        await self._ask(self._put, _scope(partition), name.encode(), content, writes=True)
         _failpoints.hit("object.put.after")
 
-    async def get(self, partition: str, digest: str) -> bytes:
-        check_digest(digest)
-        rows = await self._ask(self._get, _scope(partition), bytes.fromhex(digest))
+    async def get(self, partition: str, name: str) -> bytes:
+        check_name(name)
+        rows = await self._ask(self._get, _scope(partition), name.encode())
         if not rows:
-            raise NotFound("object", digest)
-        return verify(digest, rows[0][0])
+            raise not_found(name, f"{self._line.location}, schema {self._schema}")
+        return verify(name, rows[0][0])
 
-    async def exists(self, partition: str, digest: str) -> bool:
-        check_digest(digest)
-        return bool(await self._ask(self._exists, _scope(partition), bytes.fromhex(digest)))
+    async def exists(self, partition: str, name: str) -> bool:
+        check_name(name)
+        return bool(await self._ask(self._exists, _scope(partition), name.encode()))
 
-    async def delete(self, partition: str, digest: str) -> None:
-        check_digest(digest)
-        await self._ask(self._delete, _scope(partition), bytes.fromhex(digest), writes=True)
+    async def delete(self, partition: str, name: str) -> None:
+        check_name(name)
+        await self._ask(self._delete, _scope(partition), name.encode(), writes=True)
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
         check_limit(limit)
-        rows = await self._ask(self._list, _scope(partition), _after(after), limit)
-        return [digest.hex() for (digest,) in rows]
+        rows = await self._ask(self._list, _scope(partition), after.encode(), limit)
+        return [name.decode() for (name,) in rows]
 
     def folder_of(self, partition: str) -> str:
-        return _scope(partition).hex()
+        return folder_name(partition)
 
     async def folders(self, after: str = "", limit: int = 1000) -> list[str]:
         check_limit(limit)
@@ -152,16 +152,12 @@ class PostgresObjectStore:
 
 def _scope(partition: str) -> bytes:
     """A Session's name is of any length and any characters; its hash is not."""
-    return hashlib.sha256(partition.encode(errors="surrogatepass")).digest()
+    return bytes.fromhex(folder_name(partition))
 
 
 def _after(name: str) -> bytes:
-    """The bytes that a page goes on after: those of a digest or a folder, or none.
-
-    Raises:
-        InvalidRequest: no page ended there.
-    """
+    """What a page of folders goes on after."""
     try:
         return bytes.fromhex(name)
     except ValueError as error:
-        raise InvalidRequest("a page goes on after a name that it gave", path="after") from error
+        raise InvalidRequest("a page goes on after a folder that it gave", path="after") from error

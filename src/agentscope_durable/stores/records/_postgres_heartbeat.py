@@ -62,7 +62,8 @@ class Renewer:
         """Blocking; nothing is renewed afterwards."""
         with self._lock:
             self._closed = True
-            loop, thread = self._loop, self._thread
+            loop, self._loop = self._loop, None
+            thread = self._thread
         if loop is None or thread is None:
             return
         with contextlib.suppress(*FAULTS):

@@ -62,8 +62,11 @@ async def create(connection: Any, tables: Tables, location: str) -> None:
         meta = tables.names["meta"]
         if await connection.fetchval("select to_regclass($1) is not null", meta):
             await _check_format(connection, tables, location)
-        for statement in tables.create():
-            await connection.execute(statement)
+        try:
+            for statement in tables.create():
+                await connection.execute(statement)
+        except (asyncpg.UndefinedColumnError, asyncpg.WrongObjectTypeError) as error:
+            raise NotADatabase(location) from error
         insert = f"insert into {meta}(key, value) values($1, $2) on conflict(key) do nothing"
         await connection.execute(insert, "format", str(STORAGE_FORMAT))
         await connection.execute(insert, "revision", STORAGE_REVISION)

@@ -318,7 +318,7 @@ class Tables:
             name bytea primary key, renewed_ms bigint not null, lease_ms bigint not null, value bytea not null)
             with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000)"""
         yield f"""create table if not exists {t["body"]}(
-            scope bytea not null, digest bytea not null, content bytea not null, primary key(scope, digest))"""
+            scope bytea not null, name bytea not null, content bytea not null, primary key(scope, name))"""
         yield f"alter table {t['body']} alter column content set storage external"
 
     def probe(self) -> str:
@@ -329,7 +329,7 @@ class Tables:
             "rec": "p, key, value",
             "ready": "kind, p, item, klass, due_ms, value",
             "owner": "name, renewed_ms, lease_ms, value",
-            "body": "scope, digest, content",
+            "body": "scope, name, content",
         }
         looks = [
             f"(select 1 from (select {names} from {self.names[table]} limit 0) x)" for table, names in columns.items()
