@@ -3,6 +3,8 @@
 (a) sequential: a plain step commit, through the backend, against one raw 1 KB commit in the same run.
 (b) 64 Turns in flight: step commits per second, and CPU, commits and bytes per step.
 
+Both in SQLite, and in PostgreSQL 15 on this machine, over TCP, with every setting of durability on.
+
 A step commit is what an adapter's commit is (RECORDS): a 1 KB native block, a message event and a second
 event of 0.4 KB each, Step and model facts, the message index; random content, every check on.
 """
@@ -14,8 +16,10 @@ import base64
 import os
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import asyncpg
 import msgspec
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
@@ -38,8 +42,12 @@ from agentscope_durable.contracts.log import ModelFact, StepFact, Usage
 from agentscope_durable.contracts.records import Binding
 from agentscope_durable.contracts.status import Audience, ModelStatus, StepPhase
 from agentscope_durable.domain import ids
+from agentscope_durable.spi.record_store import RecordStore
+from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
-from benchmarks.measure import RawSqlite, machine, median, percentile
+from benchmarks.measure import PAYLOAD_BYTES, RawSqlite, machine, median, percentile
+from tests.servers import place
+from tests.servers.server import PostgresServer
 
 STEPS = 10
 BINDING = Binding("bench", "v1", "state-v1")
@@ -145,10 +153,83 @@ class TurnDriver:
         await self._backend.execute(end, audience=Audience.HOST)
 
 
-async def sequential(directory: Path, turns: int = 60) -> dict[str, float]:
+class RawPostgres:
+    """One random 1 KB row a commit, or a group of rows a commit, over one connection."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(cls, server: PostgresServer) -> RawPostgres:
+        raw = cls(await asyncpg.connect(server.dsn()))
+        await raw._connection.execute("create table if not exists raw(id bigint generated always as identity, v bytea)")
+        return raw
+
+    async def commit(self, rows: int = 1) -> float:
+        """Seconds of one commit of `rows` rows."""
+        bodies = [os.urandom(PAYLOAD_BYTES) for _ in range(rows)]
+        started = time.perf_counter()
+        await self._connection.execute("insert into raw(v) select unnest($1::bytea[])", bodies)
+        return time.perf_counter() - started
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class InSqlite:
+    """A store and the floor under it, in a folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "durable.db"
+        self._raw = RawSqlite(directory)
+
+    async def open(self) -> RecordStore:
+        return await SqliteRecordStore.open(self._path)
+
+    async def commit(self, rows: int = 1) -> float:
+        return self._raw.commit(rows)
+
+    async def stored_bytes(self) -> int:
+        return self._path.stat().st_size
+
+    async def close(self) -> None:
+        self._raw.close()
+
+
+class InPostgres:
+    """A store and the floor under it, in a server of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        del directory
+        self._server = PostgresServer(place.postgres_15())
+        self._raw: RawPostgres | None = None
+
+    async def open(self) -> RecordStore:
+        self._raw = await RawPostgres.open(self._server)
+        return await PostgresRecordStore.open(self._server.dsn(), initialize_schema=True)
+
+    async def commit(self, rows: int = 1) -> float:
+        assert self._raw is not None
+        return await self._raw.commit(rows)
+
+    async def stored_bytes(self) -> int:
+        store = await PostgresRecordStore.open(self._server.dsn())
+        found = (await store.statistics()).stored_bytes
+        await store.close()
+        return found
+
+    async def close(self) -> None:
+        assert self._raw is not None
+        await self._raw.close()
+        await asyncio.to_thread(self._server.close)
+
+
+Store = InSqlite | InPostgres
+
+
+async def sequential(where: Store, turns: int = 60) -> dict[str, float]:
     """(a): step commits one at a time, raw commits between them."""
-    raw = RawSqlite(directory)
-    store = await SqliteRecordStore.open(directory / "durable.db")
+    store = await where.open()
     backend = TransactionalSessionBackend(store, owns_store=True)
     await asyncio.to_thread(store.renew, OWNER, 600_000, b"")
     driver = TurnDriver(backend, SessionKey("bench", "sequential"))
@@ -159,10 +240,10 @@ async def sequential(directory: Path, turns: int = 60) -> dict[str, float]:
     cpu = time.process_time()
     for _ in range(turns):
         await driver.turn(latencies)
-        floor += [raw.commit() for _ in range(STEPS)]
+        floor += [await where.commit() for _ in range(STEPS)]
     cpu = time.process_time() - cpu
     await backend.close()
-    raw.close()
+    await where.close()
     step, base = median(latencies) * 1e3, median(floor) * 1e3
     return {
         "step p50 ms": step,
@@ -172,10 +253,9 @@ async def sequential(directory: Path, turns: int = 60) -> dict[str, float]:
     }
 
 
-async def in_flight(directory: Path, width: int = 64, seconds: float = 4.0) -> dict[str, float]:
+async def in_flight(where: Store, width: int = 64, seconds: float = 4.0) -> dict[str, float]:
     """(b): `width` Turns at once, each in its own Session."""
-    path = directory / "durable.db"
-    store = await SqliteRecordStore.open(path)
+    store = await where.open()
     backend = TransactionalSessionBackend(store, owns_store=True)
     await asyncio.to_thread(store.renew, OWNER, 600_000, b"")
     latencies: list[float] = []
@@ -195,9 +275,9 @@ async def in_flight(directory: Path, width: int = 64, seconds: float = 4.0) -> d
     await backend.close()
     steps = len(latencies)
     commits = steps * (STEPS + 4) / STEPS
-    raw = RawSqlite(directory)
-    grouped = [raw.commit(50) for _ in range(40)]
-    raw.close()
+    grouped = [await where.commit(50) for _ in range(40)]
+    stored = await where.stored_bytes()
+    await where.close()
     rows = 50 / median(grouped)
     return {
         "steps/s": steps / elapsed,
@@ -207,17 +287,30 @@ async def in_flight(directory: Path, width: int = 64, seconds: float = 4.0) -> d
         "step p50 ms": median(latencies) * 1e3,
         "step p99 ms": percentile(latencies, 0.99) * 1e3,
         "CPU us/commit": cpu / commits * 1e6,
-        "bytes/step": path.stat().st_size / steps,
+        "bytes/step": stored / steps,
     }
+
+
+STORES: dict[str, Callable[[Path], Store]] = {"": InSqlite, " PostgreSQL": InPostgres}
 
 
 def run() -> dict[str, dict[str, float]]:
     results: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as first:
-        results["a sequential"] = asyncio.run(sequential(Path(first)))
-    with tempfile.TemporaryDirectory() as second:
-        results["b 64 in flight"] = asyncio.run(in_flight(Path(second)))
+    ways: dict[str, Callable[[Store], Awaitable[dict[str, float]]]] = {
+        "a sequential": sequential,
+        "b 64 in flight": in_flight,
+    }
+    for store, made in STORES.items():
+        for name, measure in ways.items():
+            with tempfile.TemporaryDirectory() as directory:
+                results[name + store] = asyncio.run(_measured(made, Path(directory), measure))
     return results
+
+
+async def _measured(
+    made: Callable[[Path], Store], directory: Path, measure: Callable[[Store], Awaitable[dict[str, float]]]
+) -> dict[str, float]:
+    return await measure(made(directory))
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ THIRD_PARTIES: dict[str, frozenset[str]] = {
     # A store's file names one driver: see ONE_DRIVER.
     "stores": frozenset({"apsw", "asyncpg", "opendal"}),
     "executors.mcp": frozenset({"mcp"}),
+    "transports.postgres": frozenset({"asyncpg"}),
     "transports.http": frozenset({"httpx", "starlette", "uvicorn"}),
     "transports.rocketmq": frozenset({"rocketmq"}),
 }

@@ -271,7 +271,9 @@ async def test_a_blocked_loop_keeps_its_lease(hosts: Hosts, caplog: pytest.LogCa
         return "blocked"
 
     script = [local("t"), final("{results}")]
-    first = await hosts.open(ScriptedHarness(script, ledger=ledger, tools={"t": block}), lease=0.4)
+    # It sleeps between two looks for long enough that the tool finds it asleep: that is when it can tell.
+    harness = ScriptedHarness(script, ledger=ledger, tools={"t": block})
+    first = await hosts.open(harness, lease=0.4, poll_interval=0.3)
     turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
 
     assert str(await turn.wait(SECONDS)) == "blocked"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
+from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.cli.extra import Console, typer
 from agentscope_durable.cli.options import DEFAULT_STORE, Json, Session, Store
 from agentscope_durable.cli.output import cell, facts, indented, table, tell
@@ -125,7 +126,12 @@ def vacuum(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
         pairs = (("before", f"{receipt.before_bytes} bytes"), ("after", f"{receipt.after_bytes} bytes"))
         facts(screen, pairs)
 
-    tell(changed(store, lambda there: there.backend.vacuum()), as_json, show)
+    async def send(there: Opened) -> VacuumReceipt:
+        if not isinstance(there.backend, LocalBackend):
+            raise InvalidRequest("PostgreSQL gives the room back by itself; only a folder is rewritten", path="--store")
+        return await there.backend.vacuum()
+
+    tell(changed(store, send), as_json, show)
 
 
 def add(app: Any) -> None:

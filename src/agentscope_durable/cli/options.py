@@ -12,7 +12,13 @@ LIMIT: Final = 100
 
 Store = Annotated[
     str,
-    typer.Option("--store", envvar=STORE_VARIABLE, metavar="DIR", help="The store's folder.", show_default=True),
+    typer.Option(
+        "--store",
+        envvar=STORE_VARIABLE,
+        metavar="STORE",
+        help="The store's folder, or postgresql://...",
+        show_default=True,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text for people.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Items of a page, 1 to 1000.")]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.ids import check_id, check_key
@@ -18,7 +18,7 @@ from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.environment import SYSTEM
 
-__all__ = ["Opened", "changed", "draw_request_id", "looked", "opened", "parse_session", "spell"]
+__all__ = ["Opened", "changed", "draw_request_id", "looked", "opened", "parse_session", "spell", "without_password"]
 
 POLL_INTERVAL: Final = 0.25
 """Seconds between two looks while something is waited for or followed."""
@@ -26,12 +26,13 @@ POLL_INTERVAL: Final = 0.25
 T = TypeVar("T")
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_POSTGRES: Final = ("postgresql", "postgres")
 
 
 class Opened(NamedTuple):
     """A store while one command uses it."""
 
-    backend: LocalBackend
+    backend: LocalBackend | PostgresBackend
     runtime: DurableRuntime
     operations: HostOperations
 
@@ -61,11 +62,12 @@ class Opened(NamedTuple):
 @asynccontextmanager
 async def opened(store: str, *, write: bool) -> AsyncGenerator[Opened]:
     """The store for one command; it is never made, and only written by what controls something."""
-    if _URL.match(store):
-        scheme = store.partition("://")[0]
-        raise InvalidRequest(f"this release reads stores in a folder, not {scheme} URLs", path="--store")
+    scheme = store.partition("://")[0].lower() if _URL.match(store) else ""
+    if scheme and scheme not in _POSTGRES:
+        raise InvalidRequest(f"a store is a folder or a postgresql:// URL, and not a {scheme} URL", path="--store")
+    opening = PostgresBackend.open(store) if scheme else LocalBackend.open(store, create=False, read_only=not write)
     async with (
-        LocalBackend.open(store, create=False, read_only=not write) as backend,
+        opening as backend,
         DurableRuntime(backend=backend, poll_interval=POLL_INTERVAL) as runtime,
     ):
         yield Opened(backend, runtime, HostOperations(backend))
@@ -84,6 +86,11 @@ def changed(store: str, work: Callable[[Opened], Awaitable[T]]) -> T:
 async def _with(store: str, work: Callable[[Opened], Awaitable[T]], *, write: bool) -> T:
     async with opened(store, write=write) as there:
         return await work(there)
+
+
+def without_password(store: str) -> str:
+    """The store as it may be printed."""
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", store)
 
 
 def draw_request_id() -> str:

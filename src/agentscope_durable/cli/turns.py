@@ -24,7 +24,7 @@ from agentscope_durable.cli.options import (
 )
 from agentscope_durable.cli.output import ago, block, cell, facts, indented, instant, lasting, table, tell, visible
 from agentscope_durable.cli.sessions import definition
-from agentscope_durable.cli.store import Opened, looked, spell
+from agentscope_durable.cli.store import Opened, looked, spell, without_password
 from agentscope_durable.contracts.explanation import Explanation, HostView, Reason
 from agentscope_durable.contracts.identity import MAIN_THREAD_ID
 from agentscope_durable.contracts.messages import Message
@@ -187,7 +187,7 @@ def _host_row(host: HostView) -> tuple[object, ...]:
 
 def typed(command: tuple[str, ...], store: str) -> str:
     """A command as it is typed here; what stands in capitals is the reader's to fill in."""
-    given = () if store == os.environ.get(STORE_VARIABLE, DEFAULT_STORE) else ("--store", store)
+    given = () if store == os.environ.get(STORE_VARIABLE, DEFAULT_STORE) else ("--store", without_password(store))
     return visible(shlex.join(("durable", *command, *given)))
 
 

@@ -79,6 +79,9 @@ class Tables:
             (select count(*) from {t["rec"]} r where r.p=h.p),
             (select coalesce(sum(octet_length(key) + octet_length(value)), 0) from {t["rec"]} r where r.p=h.p)::bigint
             from {t["head"]} h where h.name=$1"""
+        self.log_rows = f"""select l.first, l.rev, l.count, l.stream, l.at, l.events, l.private, l.journal,
+            l.events_sum, l.rest_sum from {t["log"]} l join {t["head"]} h on h.p=l.p
+            where h.name=$1 and (l.first, l.rev)>($2, $3) order by l.first, l.rev limit $4"""
         sizes = " + ".join(f"pg_total_relation_size('{name}'::regclass)" for name in t.values())
         self.stored_bytes = f"select {sizes}"
 

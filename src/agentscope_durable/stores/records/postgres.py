@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, UsedAfterFork, WrongLoop
 from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.inspection import DamagePage, StoreCondition
 from agentscope_durable.spi.record_store import (
     LEASE_KEPT_MS,
     PAGE_MAX,
@@ -26,6 +27,7 @@ from agentscope_durable.spi.record_store import (
     Reads,
     ReadyItem,
     ReadyPage,
+    ReadyRow,
     ReadyScan,
     Records,
     SessionScan,
@@ -37,6 +39,14 @@ from agentscope_durable.stores.records._checks import check_found, check_limit, 
 from agentscope_durable.stores.records._postgres_clock import ServerClock, judged
 from agentscope_durable.stores.records._postgres_group import Member
 from agentscope_durable.stores.records._postgres_heartbeat import Renewer
+from agentscope_durable.stores.records._postgres_inspection import (
+    KINDS,
+    SERVER,
+    UNUSABLE_INDEXES,
+    condition,
+    damaged,
+    ready_rows,
+)
 from agentscope_durable.stores.records._postgres_lanes import Lanes
 from agentscope_durable.stores.records._postgres_reading import NO_BOUND, Question, above, encoded, prefix_end
 from agentscope_durable.stores.records._postgres_schema import check, create, schema_of
@@ -245,6 +255,25 @@ class PostgresRecordStore:
     async def statistics(self) -> StoreStatistics:
         [(stored_bytes,)] = await self._ask(self._tables.stored_bytes)
         return self._lanes.figures.told(stored_bytes)
+
+    # ------------------------------------------------------------ how it is
+
+    async def condition(self, *, deep: bool) -> StoreCondition:
+        del deep  # What the server says of itself is the same; `damaged` reads every row.
+        [row] = await self._ask(SERVER)
+        invalid = [name for (name,) in await self._ask(UNUSABLE_INDEXES, self.schema)]
+        return condition(row, invalid, schema=self.schema)
+
+    async def damaged(self, partition: str, after: tuple[int, int] | None, limit: int) -> DamagePage:
+        check_limit(limit)
+        name = encoded(partition, "partition")
+        return damaged(await self._ask(self._tables.log_rows, name, *(after or (-1, -1)), limit), after, limit)
+
+    async def ready_of(self, partition: str) -> list[ReadyRow]:
+        kinds = [kind.encode() for kind in KINDS]
+        return ready_rows(await self._ask(self._tables.ready_of, encoded(partition, "partition"), kinds))
+
+    # ------------------------------------------------------------ its end
 
     async def close(self) -> None:
         """Finish what is under way and close the store's own connections; a pool that was passed stays open."""

@@ -1,0 +1,108 @@
+"""What a step costs a PostgreSQL server, counted: statements, round trips and rows, however long the Session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.stores._postgres_connections import Line
+from agentscope_durable.stores.records.postgres import PostgresRecordStore
+from tests.backend.world import World
+from tests.servers.server import PostgresServer
+from tests.servers.stores import schema_of
+
+pytestmark = pytest.mark.backend("postgres")
+STEPS = 40
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every statement that goes to the server, one round trip each."""
+    statements: list[str] = []
+    fetch, run = Line.fetch, Line.run
+
+    async def counted_fetch(self: Line, statement: str, arguments: Any, *, timeout: float) -> Any:
+        statements.append(statement)
+        return await fetch(self, statement, arguments, timeout=timeout)
+
+    async def counted_run(self: Line, script: str, *, timeout: float) -> None:
+        statements.append(script)
+        await run(self, script, timeout=timeout)
+
+    monkeypatch.setattr(Line, "fetch", counted_fetch)
+    monkeypatch.setattr(Line, "run", counted_run)
+    yield statements
+
+
+async def world_in(store: PostgresRecordStore, name: str = "s1") -> World:
+    world = World(SessionKey("app", name), backend=TransactionalSessionBackend(store))
+    await world.open()
+    await world.submit()
+    # Not before the loop: it blocks, and is called by a thread of its own.
+    await asyncio.to_thread(world.alive)
+    world.alive = lambda *_: None  # type: ignore[method-assign]
+    await world.claim()
+    return world
+
+
+@pytest.mark.spec("BE-15")
+async def test_a_step_is_one_statement_one_log_row_one_head_and_at_most_one_record(
+    postgres: PostgresServer, tmp_path: Path, sent: list[str]
+) -> None:
+    schema = schema_of(tmp_path)
+    counts: dict[str, tuple[int, int, int]] = {}
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema, initialize_schema=True)
+    world = await world_in(store)
+    administrator = await asyncpg.connect(postgres.dsn())
+
+    async def rows() -> dict[str, tuple[int, int, int]]:
+        """Inserts and updates of each table, and how many of the updates stayed on their page."""
+        # A server process tells its figures when it ends.
+        for lane in store._lanes._lanes:
+            await lane.line.close()
+        found = await administrator.fetch(
+            "select relname::text, n_tup_ins, n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where schemaname=$1",
+            schema,
+        )
+        return {name: (inserted, updated, hot) for name, inserted, updated, hot in found}
+
+    before = await rows()
+    sent.clear()
+    for number in range(1, STEPS + 1):
+        await world.say(f"step {number}", reasoning=number)
+    statements = list(sent)
+    async with asyncio.timeout(30):
+        while (after := await rows())["durable_log"][0] - before["durable_log"][0] < STEPS:
+            await asyncio.sleep(0.05)
+    for name, figures in after.items():
+        counts[name] = tuple(new - old for new, old in zip(figures, before[name], strict=True))  # type: ignore[assignment]
+    await administrator.close()
+    await store.close()
+
+    assert len(statements) == STEPS
+    assert counts["durable_log"] == (STEPS, 0, 0)
+    assert counts["durable_head"][:2] == (0, STEPS)
+    assert counts["durable_head"][2] >= STEPS * 0.9, "the head is rewritten on its page"
+    assert sum(counts["durable_rec"][:2]) <= STEPS
+    assert counts["durable_ready"][:2] == counts["durable_owner"][:2] == (0, 0)
+
+
+@pytest.mark.spec("BE-15")
+async def test_what_waits_together_goes_together(postgres: PostgresServer, tmp_path: Path, sent: list[str]) -> None:
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True)
+    worlds = [await world_in(store, f"s{number}") for number in range(24)]
+    sent.clear()
+    await asyncio.gather(*(world.say("together") for world in worlds))
+    statements = len(sent)
+    sizes = [await store.measure(f"app\x00s{number}") for number in range(24)]
+    await store.close()
+
+    assert statements <= 4, "two lanes, one group each, and perhaps one more"
+    assert len({(size.commits, size.records) for size in sizes}) == 1
