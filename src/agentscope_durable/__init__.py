@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentscope_durable.assembly import LiveEvents, LocalBackend
+    from agentscope_durable.assembly import LiveEvents, LocalBackend, PostgresBackend
     from agentscope_durable.backend.transaction import TransactionalSessionBackend
     from agentscope_durable.contracts.errors import (
         AgentFactoryError,
@@ -240,6 +240,7 @@ __all__ = [
     "PolicyRequest",
     "PolicyView",
     "PositionConflict",
+    "PostgresBackend",
     "PreviewStarted",
     "PublicEvent",
     "Reason",
@@ -306,7 +307,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "assembly": "LiveEvents LocalBackend",
+    "assembly": "LiveEvents LocalBackend PostgresBackend",
     "backend.transaction": "TransactionalSessionBackend",
     "contracts.errors": (
         "AgentFactoryError AlreadyDecided CheckpointPruned Closed Conflict CorruptRecord CursorExpired"

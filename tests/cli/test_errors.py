@@ -142,7 +142,7 @@ def test_what_is_no_store_of_this_release_is_left_as_it_is(
         (["turns"], 2),
         (["turns", SESSION, "--nothing"], 2),
         (["no-such-command"], 2),
-        (["sessions", "--store", "postgresql://host/database"], 2),
+        (["sessions", "--store", "mysql://host/database"], 2),
     ],
     ids=lambda given: (
         " ".join(given)[:40].encode("ascii", "replace").decode() if isinstance(given, list) else str(given)

@@ -16,7 +16,7 @@ Store = Annotated[
         "--store",
         envvar=STORE_VARIABLE,
         metavar="STORE",
-        help="The store's folder, or postgresql://...",
+        help="The store's folder, or postgresql://user@host/database.",
         show_default=True,
     ),
 ]

@@ -35,7 +35,7 @@ PAYLOAD_BYTES_MAX: Final = 7900
 PAYLOADS_MAX: Final = 4
 """Notifications sent at once; what would need more is "anything"."""
 PENDING_MAX: Final = 1024
-CONNECT_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 10
 SEND_SECONDS: Final = 5.0
 QUIET_SECONDS: Final = 30.0
 """A connection that has been quiet for so long is asked whether it is still there."""
