@@ -81,6 +81,12 @@ WITHOUT_EXTRA: dict[str, tuple[str, str, str]] = {
         "S3ObjectStore",
         f"from {PACKAGE}.stores.objects.cloud import S3ObjectStore\nS3ObjectStore(bucket='b', region='r')\n",
     ),
+    "postgres": (
+        f"{PACKAGE}.stores.records.postgres",
+        "PostgresRecordStore",
+        f"import asyncio\nfrom {PACKAGE} import PostgresBackend\n"
+        "asyncio.run(PostgresBackend.initialize_schema('postgresql://127.0.0.1/x'))\n",
+    ),
     "cli": (f"{PACKAGE}.cli", "main", f"from {PACKAGE}.cli import main\nmain()\n"),
 }
 

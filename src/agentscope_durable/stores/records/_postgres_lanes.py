@@ -44,7 +44,7 @@ RACES_MAX: Final = 16
 SETTLE_SECONDS: Final = 15.0
 """How long an outcome is looked for when the server cannot be reached."""
 RECONNECT_SECONDS: Final = 0.1
-HOLD_MS: Final = 10_000
+HOLD_SECONDS: Final = 10.0
 """A host that stands still while it holds a Session loses it to the server after this."""
 
 
@@ -376,7 +376,7 @@ class _Contended(_Queue):
         try:
             patience_ms = max(1, int(lanes.patience * 1000))
             await self.line.run(
-                f"begin; set local idle_in_transaction_session_timeout = {HOLD_MS}; "
+                f"begin; set local idle_in_transaction_session_timeout = {int(HOLD_SECONDS * 1000)}; "
                 f"set local lock_timeout = {patience_ms}",
                 timeout=lanes.patience,
             )
