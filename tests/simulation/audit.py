@@ -144,6 +144,8 @@ class Audit:
         self.decided: dict[str, str] = {}
         self.problems: list[Violation] = []
         self.history: list[tuple[float, str, Any, Any]] = []
+        self.sent: list[tuple[float, str, Any]] = []
+        """Everything that reached the store and may change it, to be sent again elsewhere."""
         self.pruned_through: dict[str, int] = defaultdict(int)
         self._holding_jump = False
 
@@ -174,15 +176,18 @@ class Audit:
             self.sometimes["a host was frozen while it owned a thread"] += 1
 
     def jumped(self, seconds: int) -> None:
+        self.sent.append((self.world.loop.time(), "jump", seconds * 1000))
         if any(not hold.over for hold in self._holds.values()):
             way = "forward" if seconds > 0 else "back"
             self.sometimes[f"the clock went {way} while a thread was owned"] += 1
 
     def renewed(self, owner: str, actor: str, lease_ms: int) -> None:
         self.hosts.setdefault(owner, actor)
+        self.sent.append((self.world.loop.time(), "renew", (owner, lease_ms)))
         self._leases[owner] = self.world.clock.boot_ms() + lease_ms
 
     def released(self, owner: str) -> None:
+        self.sent.append((self.world.loop.time(), "release", owner))
         self._leases.pop(owner, None)
 
     def executing(self, execution_id: str) -> None:
@@ -193,7 +198,10 @@ class Audit:
 
     # ------------------------------------------------------------ every transaction
 
-    def applied(self, slot: str, actor: str, command: Any, result: Any, error: BaseException | None) -> None:
+    def applied(
+        self, slot: str, actor: str, command: Any, seed: bytes, result: Any, error: BaseException | None
+    ) -> None:
+        self.sent.append((self.world.loop.time(), "do", (command, seed)))
         name = type(command).__name__
         self.history.append((self.world.loop.time(), actor, command, result if error is None else error))
         if error is not None:

@@ -194,7 +194,9 @@ class Link:
         except Exception as raised:
             error = raised
         if method == "transact":
-            world.audit.applied(self.slot, self.actor, command, result, error)
+            # The rule with its command and seed bound, as the backend gives it.
+            seed = arguments[2].args[1]
+            world.audit.applied(self.slot, self.actor, command, seed, result, error)
         if method == "release" and error is None:
             world.audit.released(*arguments)
         if fault is not None and fault.how == "dead":
