@@ -637,6 +637,12 @@ def test_a_snapshot_with_another_filter_or_session_is_refused() -> None:
         EventProjection(SessionKey("app", "other")).reset(whole)
 
 
+def test_a_projection_is_of_a_session_under_a_filter_and_of_nothing_else() -> None:
+    for session, narrow in ((SESSION, "main"), (SESSION, 5), ("s1", None), (None, None)):
+        with pytest.raises(InvalidRequest):
+            EventProjection(session, narrow)  # type: ignore[arg-type]
+
+
 FILTERS = (
     EventFilter(),
     EventFilter(thread_id="main"),

@@ -86,6 +86,8 @@ async def test_what_cannot_be_is_refused(hosts: Hosts) -> None:
             SessionEventClient(hosts.backend, KEY, after=cursor)
     with pytest.raises(InvalidRequest):
         SessionEventClient(hosts.backend, SessionKey("", ""))
+    with pytest.raises(InvalidRequest, match="EventFilter"):
+        SessionEventClient(hosts.backend, KEY, "main")  # type: ignore[arg-type]
     for limit in (0, -1, 1001, True, "5"):
         await refused(SessionEventClient(hosts.backend, KEY).poll(limit), InvalidRequest)
     await refused(SessionEventClient(hosts.backend, KEY, after=cursor_of(KEY, 1000)).poll(), InvalidCursor)

@@ -155,6 +155,10 @@ class EventProjection:
     """
 
     def __init__(self, session: SessionKey, filter: EventFilter | None = None) -> None:
+        if not isinstance(session, SessionKey):
+            raise InvalidRequest("a projection is of a SessionKey(namespace, session_id)", path="session")
+        if filter is not None and not isinstance(filter, EventFilter):
+            raise InvalidRequest("a filter is an EventFilter", path="filter")
         self._key = session
         self._filter = filter or EventFilter()
         self._whole = self._filter == EventFilter()

@@ -116,6 +116,8 @@ class SessionEventClient:
         after: str | None = None,
     ) -> None:
         check_key(session)
+        if filter is not None and not isinstance(filter, EventFilter):
+            raise InvalidRequest("a filter is an EventFilter", path="filter")
         self._replay = Replay(backend.query, session, filter or EventFilter(), after)
         self._waiting: deque[Fact] = deque()
         self._cursor = after
