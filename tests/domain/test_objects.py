@@ -158,3 +158,58 @@ def test_a_session_that_is_not_there_has_nothing_to_sweep() -> None:
     for command in (c.SweepObjects(session=stage.session), c.ForgetObjects(session=stage.session, names=("a",))):
         with stage.refuses(NotFound):
             stage.do(command)
+
+
+# ---- what may go ----
+
+
+def put_policy(stage: Stage, key: str, name: str | None) -> None:
+    value = None if name is None else Body(name=name, size=len(CONTENT))
+    stage.do(c.PutPolicy(session=stage.session, key=key, value=value))
+
+
+def test_a_body_goes_with_the_last_record_that_refers_to_it_and_a_day_later() -> None:
+    stage = Stage()
+    marked = mark(stage)
+    for key in ("a", "b"):
+        put_policy(stage, key, marked.name)
+    put_policy(stage, "a", None)
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == ()
+    put_policy(stage, "b", mark(stage, b"other").name)
+    assert state(stage, marked.name) is ObjectState.PENDING
+    assert sweep(stage).names == (), "who has read the record before is given a day to read the body"
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == (marked.name,)
+
+
+def test_the_same_body_again_changes_nothing() -> None:
+    stage = Stage()
+    marked = mark(stage)
+    for _ in range(3):
+        put_policy(stage, "a", marked.name)
+        known = stage.get(keys.object_(marked.name), ObjectRecord)
+        assert (known.state, known.uses, known.kept) == (ObjectState.REFERENCED, 1, False)
+
+
+def test_what_something_that_stays_refers_to_stays() -> None:
+    stage = Stage()
+    marked = mark(stage)
+    put_policy(stage, "a", marked.name)
+    submit(stage, marked.name)
+    put_policy(stage, "a", None)
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == ()
+    known = stage.get(keys.object_(marked.name), ObjectRecord)
+    assert (known.state, known.uses, known.kept) == (ObjectState.REFERENCED, 0, True)
+
+
+def test_a_body_that_comes_back_before_it_is_swept_is_used_again() -> None:
+    stage = Stage()
+    marked = mark(stage)
+    put_policy(stage, "a", marked.name)
+    put_policy(stage, "a", None)
+    assert mark(stage) == marked
+    put_policy(stage, "b", marked.name)
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == ()
