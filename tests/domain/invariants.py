@@ -426,8 +426,7 @@ class World:
         """What a record that may go refers to is counted, and no body that is referred to can be swept (D11)."""
         if now.head is None or now.head.status.gone:
             return
-        removable = [*now.all("policy/", Body), *now.all("content/", Body)]
-        counted = Counter(body.name for body in removable if body.is_reference)
+        counted = Counter(body.name for body in now.all("content/", Body) if body.is_reference)
         for key, mark in ((key, now.one(key, ObjectRecord)) for key in now.records if key.startswith(keys.OBJECTS)):
             uses = counted.pop(key.removeprefix(keys.OBJECTS), 0)
             assert mark.uses == uses, "as many as refer to a body are counted"

@@ -437,8 +437,13 @@ class Players:
 
         life: list[Callable[[], Act]] = [
             lambda: self._command(c.RecordObject, digest=self._some(("0" * 64, "1" * 64)), size=1),
-            lambda: self._command(c.PutPolicy, key="large", value=Body(name=self._some(known()) or "no", size=1)),
-            lambda: self._command(c.PutPolicy, key="large"),
+            lambda: self._command(
+                c.SubmitTurn,
+                thread_id=self._some(THREADS),
+                request_id=self._request_id(),
+                content=Body(name=self._some(known()) or "no", size=1),
+                digest="d",
+            ),
             lambda: Advance(ORPHAN_AGE_MS + 1),
             lambda: self._command(c.SweepObjects),
             lambda: self._command(c.ForgetObjects, names=tuple(self._subset(known(), 0.8))),

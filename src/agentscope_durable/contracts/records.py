@@ -31,7 +31,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev9"
+STORAGE_REVISION = "8.dev10"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -539,7 +539,7 @@ class ObjectRecord(_Record, frozen=True):
     Attributes:
         marked_ms: when it came to this state; a body that is put again while it is pending is marked anew.
         kept: something refers to it that stays as long as the Session does.
-        uses: records that refer to it and may go: contents of workspaces, policies.
+        uses: contents of workspaces that refer to it and may go.
     """
 
     state: ObjectState
