@@ -24,6 +24,7 @@ from agentscope_durable.contracts.questions import GetSession, ListEvents, LoadT
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES
 from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.record_store import Capabilities
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
@@ -128,8 +129,24 @@ def test_a_store_that_does_not_say_what_it_promises_is_refused() -> None:
     class Silent:
         pass
 
-    with pytest.raises(InvalidRequest, match="persistence and sharing"):
-        TransactionalSessionBackend(Silent())  # type: ignore[arg-type]
+    class Guessing:
+        capabilities: Any = None
+        persistent: Any = None
+
+    wrong: list[Any] = [Silent(), Guessing()]
+    for declared in (True, {"persistent": True, "shared": False}, Capabilities(True, None), Capabilities(1, False)):  # type: ignore[arg-type]
+        wrong.append(Guessing())
+        wrong[-1].capabilities = declared
+    for records in wrong:
+        with pytest.raises(InvalidRequest, match="persistence and sharing") as refused:
+            TransactionalSessionBackend(records)
+        assert refused.value.path == "records"
+    for objects in (Silent(), Guessing()):
+        with pytest.raises(InvalidRequest, match="persistent") as refused:
+            TransactionalSessionBackend(MemoryRecordStore(), objects)  # type: ignore[arg-type]
+        assert refused.value.path == "objects"
+    with pytest.raises(TypeError):
+        Capabilities(persistent=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.spec("BE-05")

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.backend.heartbeat import LeaseHeartbeat
@@ -107,10 +107,14 @@ class TransactionalSessionBackend:
         environment: Environment = SYSTEM,
         owns_store: bool = False,
     ) -> None:
-        if not isinstance(getattr(records, "capabilities", None), Capabilities):
+        declared = getattr(records, "capabilities", None)
+        if not isinstance(declared, Capabilities) or not all(isinstance(flag, bool) for flag in astuple(declared)):
             raise InvalidRequest(
-                "a record store must declare its persistence and sharing as `capabilities`", path="records"
+                "a record store must declare its persistence and sharing as `capabilities`, each with True or False",
+                path="records",
             )
+        if objects is not None and not isinstance(getattr(objects, "persistent", None), bool):
+            raise InvalidRequest("an object store must declare whether it is `persistent`", path="objects")
         check_policy(policy)
         self._records = records
         self._objects = objects

@@ -43,6 +43,7 @@ from agentscope_durable.contracts.results import HostNotice
 from agentscope_durable.contracts.status import Audience, TurnStatus
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.environment import SYSTEM
+from agentscope_durable.testing._statements import states
 
 SESSION = SessionKey("contract", "session")
 BINDING = Binding("agent", "v1", "state-v1")
@@ -98,7 +99,7 @@ class SessionBackendContract:
 
     # ---- atomic ----
 
-    @pytest.mark.spec("BE-01", "EV-07", "AD-12")
+    @states("BE-01", "EV-07", "AD-12")
     async def test_atomic_a_command_changes_everything_it_says(self, door: SessionBackend) -> None:
         before = await self.events(door)
         admitted: TurnAdmitted = await door.execute(submission("r1"))
@@ -107,7 +108,7 @@ class SessionBackendContract:
         assert [turn.turn_id for turn in turns.items] == [admitted.turn_id]
         assert [kind for _, kind in (await self.events(door))[len(before) :]] == ["message.completed", "turn.status"]
 
-    @pytest.mark.spec("BE-01", "EV-07")
+    @states("BE-01", "EV-07")
     async def test_atomic_a_refused_command_changes_nothing(self, door: SessionBackend) -> None:
         await door.execute(submission("r1"))
         before = await self.events(door)
@@ -121,7 +122,7 @@ class SessionBackendContract:
 
     # ---- once ----
 
-    @pytest.mark.spec("AD-02", "AD-09", "BE-29")
+    @states("AD-02", "AD-09", "BE-29")
     async def test_once_a_request_admitted_many_times_at_once_is_one_request(self, door: SessionBackend) -> None:
         receipts = await asyncio.gather(*(door.execute(submission("r1")) for _ in range(20)))
 
@@ -129,7 +130,7 @@ class SessionBackendContract:
         turns = await door.query(ListTurns(session=SESSION, thread_id=MAIN_THREAD_ID))
         assert len(turns.items) == 1
 
-    @pytest.mark.spec("AD-04")
+    @states("AD-04")
     async def test_once_an_id_used_for_one_operation_is_refused_for_another(self, door: SessionBackend) -> None:
         admitted: TurnAdmitted = await door.execute(submission("r1"))
         steer = AddInput(
@@ -149,7 +150,7 @@ class SessionBackendContract:
 
     # ---- fenced ----
 
-    @pytest.mark.spec("RC-02")
+    @states("RC-02")
     async def test_fenced_a_former_owner_commits_nothing(self, door: SessionBackend) -> None:
         await door.execute(submission("r1"))
         first = await self.claim(door, "host-a")
@@ -166,7 +167,7 @@ class SessionBackendContract:
         assert second.lost_run == first.run_id
         assert await self.events(door) == before
 
-    @pytest.mark.spec("BE-23", "Q-09")
+    @states("BE-23", "Q-09")
     async def test_fenced_a_living_owner_keeps_its_thread(self, door: SessionBackend) -> None:
         heart = door.heartbeat("host-a", LEASE_MS, msgspec.json.encode(HostNotice()))
         await SYSTEM.call_in_thread(heart.start)
@@ -193,7 +194,7 @@ class SessionBackendContract:
 
     # ---- hinted ----
 
-    @pytest.mark.spec("BE-03", "BE-12")
+    @states("BE-03", "BE-12")
     async def test_hinted_a_listener_hears_of_a_commit_or_finds_it_by_asking(self, door: SessionBackend) -> None:
         admitted: TurnAdmitted = await door.execute(submission("r1"))
 
@@ -214,7 +215,7 @@ class SessionBackendContract:
 
     # ---- read-only ----
 
-    @pytest.mark.spec("RT-21")
+    @states("RT-21")
     async def test_read_only_asking_changes_nothing(self, door: SessionBackend) -> None:
         await door.execute(submission("r1"))
         before = await self.events(door)
@@ -227,7 +228,7 @@ class SessionBackendContract:
 
     # ---- bodies ----
 
-    @pytest.mark.spec("OB-04", "OB-08")
+    @states("OB-04", "OB-08")
     async def test_a_body_of_any_size_comes_back_as_it_was(self, door: SessionBackend) -> None:
         for size in (10, INLINE_MAX_BYTES, INLINE_MAX_BYTES + 1, 1_000_000):
             content = b'"' + b"x" * size + b'"'

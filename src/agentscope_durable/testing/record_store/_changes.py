@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,23 @@ class ChangesContract(StoreStage):
             else:
                 assert records.head is None
                 assert page.items == []
+
+    async def test_durable_what_was_written_is_there_though_nobody_closed_the_store(self, tmp_path: Path) -> None:
+        """As after a `kill -9`: what is only written when it is closed was never written."""
+        here, there = tmp_path / "here", tmp_path / "there"
+        here.mkdir()
+        async with self.opened(here) as store:
+            if not store.capabilities.persistent:
+                return
+            await store.transact("p", NOTHING, always(change(entry=events("a"), puts=(("k", b"v"),))))
+            store.renew("host-1", 60_000, b"published")
+            if not store.capabilities.shared:
+                # Its files as they are at this moment, on another machine.
+                shutil.copytree(here, there)
+            async with self.opened(here if store.capabilities.shared else there) as again:
+                records = await read(again, keys=("k",), log=LogRange())
+                assert (records.keys, [row.events for row in records.log]) == ({"k": b"v"}, [b'["a"]'])
+                assert [lease.value for lease in await again.owners()] == [b"published"]
 
     async def test_durable_a_second_handle_sees_the_same_records(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as first, self.opened(tmp_path) as second:
