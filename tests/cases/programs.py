@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -143,3 +144,40 @@ async def poison(job: dict[str, Any]) -> None:
         await neighbour.call("r2", "harmless", timeout=20)
         turn = await session.submit("r1", job["poison"])
         await turn_is(turn, "WAITING")
+
+
+async def cancel_what_is_slow(job: dict[str, Any]) -> None:
+    """C23: cancel a Turn whose agent is slow to begin, once it has got to the step `at`; then run another one."""
+    from tests.cases.test_c23_cancel_and_then_the_crash import check, harness_of
+
+    ledger, reached = ledger_of(job), asyncio.Event()
+    async with host(job, harness_of(job, ledger, reached)) as runtime:
+        session = await runtime.create_session(KEY, "agent")
+        await runtime.start()
+        turn = await session.submit("r1", job["input"])
+
+        async def cancel() -> None:
+            await reached.wait()
+            await turn.cancel("c1")
+
+        cancelling = asyncio.create_task(cancel())
+        try:
+            await turn_is(turn, "CANCELLED")
+        finally:
+            cancelling.cancel()
+        following = await session.submit("r2", "and now?")
+        await turn_is(following, "COMPLETED")
+        await check(runtime._host.backend, turn, ledger)
+
+
+async def counted(job: dict[str, Any]) -> None:
+    """Do another program to its end, and print how many commits it made."""
+    commits = 0
+
+    def passed(name: str) -> None:
+        nonlocal commits
+        commits += name == "store.commit.after"
+
+    _failpoints.observe(passed)
+    await globals()[job["program"]](job)
+    print(commits)
