@@ -27,8 +27,10 @@ from agentscope_durable.contracts.errors import (
     Unconfirmed,
 )
 from agentscope_durable.contracts.identity import ThreadKey
+from agentscope_durable.contracts.messages import Input, Message
 from agentscope_durable.contracts.questions import (
     GetEntry,
+    GetMessage,
     GetTurn,
     GetWorkspace,
     ListEntries,
@@ -360,6 +362,11 @@ async def load_journal(
     return await host.query(
         LoadThread(session=thread.session, thread_id=thread.thread_id, first=base_at, last=checkpoint_at, digest=digest)
     )
+
+
+async def load_input(host: Host, thread: ThreadKey, message_id: str) -> Input:
+    message: Message = await host.query(GetMessage(session=thread.session, message_id=message_id))
+    return Input(content=tuple(message.content))
 
 
 async def load_open_work(host: Host, thread: ThreadKey, turn_id: str) -> OpenWorkView:

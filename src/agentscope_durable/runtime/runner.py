@@ -40,8 +40,8 @@ from agentscope_durable.contracts.errors import (
     RevisionConflict,
 )
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
-from agentscope_durable.contracts.messages import Input, Message
-from agentscope_durable.contracts.questions import GetMessage, GetThread, GetTurn
+from agentscope_durable.contracts.messages import Input
+from agentscope_durable.contracts.questions import GetThread, GetTurn
 from agentscope_durable.contracts.records import Binding, ExecutionRecord, Failure
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
@@ -59,7 +59,7 @@ from agentscope_durable.runtime.definitions import Harnesses
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
-from agentscope_durable.runtime.run import LiveRun, load_body, load_journal, load_open_work
+from agentscope_durable.runtime.run import LiveRun, load_body, load_input, load_journal, load_open_work
 from agentscope_durable.runtime.tasks import Bell, stop
 from agentscope_durable.spi.boundary import unless_stopped
 from agentscope_durable.spi.contained import contained
@@ -285,7 +285,7 @@ class Runner:
                 f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
             )
         message_id = ids.input_message_id(claimed.turn_id)
-        submitted = await self._input(thread, message_id)
+        submitted = await load_input(self._host, thread, message_id)
         run.begin(
             RunStart(
                 session=thread.session,
@@ -444,7 +444,6 @@ class Runner:
             binding = await self._binding(thread)
             adapter = await self._adapter(binding)
             view = await self._turn(thread, claimed.turn_id)
-            message_id = ids.input_message_id(claimed.turn_id)
             start = SettleStart(
                 session=thread.session,
                 thread_id=thread.thread_id,
@@ -455,8 +454,7 @@ class Runner:
                 base_at=claimed.base_at,
                 checkpoint_at=claimed.checkpoint_at,
                 executions=work.executions,
-                input=await self._input_to_settle(thread, claimed, message_id),
-                input_message_id=message_id,
+                input_message_id=ids.input_message_id(claimed.turn_id),
             )
             self._states.drop(thread)
             settling = adapter.settle(_Settling(self._host, thread, start, claimed.digest))
@@ -538,18 +536,6 @@ class Runner:
     async def _turn(self, thread: ThreadKey, turn_id: str) -> TurnView:
         return await self._host.query(GetTurn(session=thread.session, thread_id=thread.thread_id, turn_id=turn_id))
 
-    async def _input(self, thread: ThreadKey, message_id: str) -> Input:
-        message: Message = await self._host.query(GetMessage(session=thread.session, message_id=message_id))
-        return Input(content=tuple(message.content))
-
-    async def _input_to_settle(self, thread: ThreadKey, claimed: Claimed, message_id: str) -> Input:
-        """An input that cannot be read must not keep its Turn from ending: then there is nothing to say of it."""
-        try:
-            return await self._input(thread, message_id)
-        except CorruptRecord as error:
-            self._host.report(error, "an input cannot be read", **_ids(thread, claimed))
-            return Input()
-
 
 _UNSETTLED = Failure(kind="", message="")
 
@@ -578,6 +564,14 @@ class _Settling:
         self._host = host
         self._thread = thread
         self.start = start
+
+    async def input(self) -> Input:
+        # One that is damaged must not keep its Turn from ending: then there is nothing to say of it.
+        try:
+            return await load_input(self._host, self._thread, self.start.input_message_id)
+        except CorruptRecord as error:
+            self._host.report(error, "an input cannot be read", turn_id=self.start.turn_id)
+            return Input()
 
     async def journal(self) -> list[JournalRow]:
         return await load_journal(self._host, self._thread, self.start.base_at, self.start.checkpoint_at, self._digest)

@@ -201,13 +201,19 @@ class SettleStart(msgspec.Struct, frozen=True, kw_only=True):
     base_at: int
     checkpoint_at: int
     executions: tuple[ExecutionRecord, ...]
-    input: Input
     input_message_id: str
 
 
 class SettleContext(Protocol):
     @property
     def start(self) -> SettleStart: ...
+
+    async def input(self) -> Input:
+        """What the user submitted; without content if it cannot be read any more.
+
+        Not read for whoever does not ask: a large one would have to come from its store before the Turn can end.
+        """
+        ...
 
     async def journal(self) -> list[JournalRow]: ...
 

@@ -185,6 +185,10 @@ class SettleContextOf:
         self._stage = stage
         self.start = start
 
+    async def input(self) -> Input:
+        question = q.GetMessage(session=self._stage.session, message_id=self.start.input_message_id)
+        return Input(content=tuple((await self._stage.ask(question)).content))
+
     async def journal(self) -> Any:
         return await self._stage.rows(self.start.base_at, self.start.checkpoint_at)
 
@@ -520,7 +524,6 @@ class Stage:
                 await self.execute(postpone)
                 return False
         view = await self.view(claimed.turn_id)
-        message = await self.ask(q.GetMessage(session=self.session, message_id=ids.input_message_id(claimed.turn_id)))
         start = SettleStart(
             session=self.session,
             thread_id=self.thread_id,
@@ -531,8 +534,7 @@ class Stage:
             base_at=claimed.base_at,
             checkpoint_at=claimed.checkpoint_at,
             executions=work.executions,
-            input=Input(content=tuple(message.content)),
-            input_message_id=message.id,
+            input_message_id=ids.input_message_id(claimed.turn_id),
         )
         self.cache = None
         settled = await self.make_adapter().settle(SettleContextOf(self, start))  # type: ignore[arg-type]
