@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import UsedAfterFork
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final
 from tests.census.forks import ForkServer
 from tests.runtime.conftest import KEY, turn_is
+from tests.servers.server import PostgresServer
+from tests.servers.stores import schema_of
 
 SECONDS = 20
 
@@ -25,7 +27,12 @@ async def fork_a_runtime(job: dict[str, Any]) -> None:
     """Fork while a Turn is under way; the child tries to use everything, the parent finishes."""
     gates = Gates()
     harness = ScriptedHarness([Stall(gate="busy"), final("{context}")], gates=gates)
-    async with LocalBackend.open(job["folder"]) as backend:
+    opening: Any = (
+        PostgresBackend.open(job["dsn"], schema=job["schema"], initialize_schema=True)
+        if "dsn" in job
+        else LocalBackend.open(job["folder"])
+    )
+    async with opening as backend:
         runtime = DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05)
         async with runtime:
             session = await runtime.create_session(KEY, "agent")
@@ -61,6 +68,7 @@ def _refused_all(runtime: Any, backend: Any, session: Any, turn: Any) -> int:
         lambda: session.list_events(),
         lambda: backend.owners(),
         lambda: backend.dead_owners(),
+        lambda: backend.put_body(KEY, b"x" * 100_000),
     )
     for number, use in enumerate(uses, start=1):
         loop = asyncio.new_event_loop()
@@ -87,6 +95,17 @@ def submit_in_child(folder: str, name: str) -> None:
 @pytest.mark.backend("sqlite")
 def test_a_forked_child_is_refused_and_its_parent_goes_on(forks: ForkServer, tmp_path: Path) -> None:
     ended = forks.run("tests.cases.test_c75_fork:fork_a_runtime", {"folder": str(tmp_path)})
+    assert ended.code == 0, ended.output
+
+
+@pytest.mark.case("C75")
+@pytest.mark.backend("postgres")
+def test_a_forked_child_shares_no_connection_with_its_parent(
+    forks: ForkServer, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    ended = forks.run(
+        "tests.cases.test_c75_fork:fork_a_runtime", {"dsn": postgres.dsn(), "schema": schema_of(tmp_path)}
+    )
     assert ended.code == 0, ended.output
 
 

@@ -1,7 +1,7 @@
 """A host in a process of its own, so that a test can kill it: `python -m tests.kill.host '{"folder": ...}'`.
 
-It opens the folder, submits "go" as request r1 if asked to, runs Turns if asked to, writes `submitted` and `ended` to
-the folder's `said` file as they happen, and ends when the Turn has.
+It opens the folder, or a schema in PostgreSQL, submits "go" as request r1 if asked to, runs Turns if asked to, writes
+`submitted` and `ended` to the folder's `said` file as they happen, and ends when the Turn has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import TurnFailed
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.executors.function import FunctionExecutor
@@ -35,8 +35,13 @@ async def main(job: dict[str, Any]) -> None:
         return "worked"
 
     harness = Harness("agent", "v1", ScriptedHarness(SCRIPT, ledger=ledger, gates=gates))
+    opening: Any = (
+        PostgresBackend.open(job["dsn"], schema=job["schema"])
+        if "dsn" in job
+        else LocalBackend.open(folder, synchronous="NORMAL", withhold_os_lock=job.get("withhold_os_lock", False))
+    )
     async with (
-        LocalBackend.open(folder, synchronous="NORMAL", withhold_os_lock=job.get("withhold_os_lock", False)) as backend,
+        opening as backend,
         DurableRuntime(
             backend=backend,
             harnesses=[harness],

@@ -6,6 +6,7 @@ A body is one row, so it is there entirely or not at all. PostgreSQL keeps it be
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, Final, Self
 
 from agentscope_durable import _failpoints
@@ -16,6 +17,7 @@ from agentscope_durable.contracts.errors import (
     NotFound,
     TooLarge,
     Uncertain,
+    UsedAfterFork,
     WrongLoop,
 )
 from agentscope_durable.stores._postgres_connections import Line, quoted, source_of
@@ -40,6 +42,7 @@ class PostgresObjectStore:
         self._schema = schema
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._closed = False
         table = f"{quoted(schema)}.durable_body"
         self._put = f"insert into {table}(scope, name, content) values($1, $2, $3) on conflict do nothing"
@@ -120,10 +123,14 @@ class PostgresObjectStore:
         return [scope.hex() for (scope,) in await self._ask(self._folders, _after(after), limit)]
 
     async def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # A forked child has nothing of its own to close.
         self._closed = True
         await self._line.close()
 
     async def _ask(self, statement: str, *arguments: Any, writes: bool = False) -> list[Any]:
+        if os.getpid() != self._pid:
+            raise UsedAfterFork(SUBJECT)
         if self._closed:
             raise HostClosed(SUBJECT)
         if asyncio.get_running_loop() is not self._loop:

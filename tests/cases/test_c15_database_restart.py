@@ -1,0 +1,86 @@
+"""C15: one error of the database in a recovery that ran only once dropped every workflow that was still to recover."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentscope_durable.assembly import PostgresBackend
+from agentscope_durable.contracts.errors import Retry
+from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import TurnStatus
+from agentscope_durable.stores._postgres_connections import Line
+from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, say
+from tests.runtime.conftest import Hosts, kill, until
+from tests.servers.server import PostgresServer
+from tests.servers.stores import schema_of
+
+ALL = os.environ.get("DURABLE_MATRIX") == "all"
+TURNS = 250 if ALL else 40
+SEEDS = range(20 if ALL else 2)
+LEASE = 1.0
+
+
+@pytest.mark.case("C15")
+@pytest.mark.backend("postgres")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_the_takeover(
+    postgres: PostgresServer, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    gates = Gates()
+    script = [say("begun"), Stall(gate="g", obedient=False), final("done")]
+    async with (
+        PostgresBackend.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True) as backend,
+        AsyncExitStack() as stack,
+    ):
+        hosts = Hosts(backend, stack)
+        first = await hosts.open(ScriptedHarness(script, gates=gates), parallelism=TURNS, lease=LEASE)
+        turns = [
+            await (await first.create_session(SessionKey("app", f"s{n}"), "agent")).submit("r1", "go")
+            for n in range(TURNS)
+        ]
+
+        async def all_are(status: TurnStatus) -> bool:
+            try:
+                return all([(await turn.status()).status is status for turn in turns])
+            except Retry:
+                return False
+
+        await until(lambda: all_are(TurnStatus.RUNNING))
+        kill(first)
+
+        reached, at, statements = asyncio.Event(), chance.randint(1, 4 * TURNS), 0
+        fetch = Line.fetch
+
+        async def counted(self: Line, statement: str, arguments: Any, *, timeout: float) -> Any:
+            nonlocal statements
+            statements += "durable_log" in statement
+            if statements >= at:
+                reached.set()
+            return await fetch(self, statement, arguments, timeout=timeout)
+
+        gates.open("g")
+        monkeypatch.setattr(Line, "fetch", counted)
+        # The dead host's readings of its former self are no part of the takeover.
+        second = await hosts.open(ScriptedHarness(script, gates=gates), parallelism=16, lease=LEASE)
+        await reached.wait()
+        await asyncio.to_thread(postgres.stop_immediately)
+        await asyncio.to_thread(postgres.start)
+
+        for n, turn in enumerate(turns):
+            again = second.get_session(SessionKey("app", f"s{n}")).get_turn(turn.turn_id)
+            async with asyncio.timeout(300):
+                while True:
+                    try:
+                        assert str(await again.wait(60)) == "done"
+                        break
+                    except Retry:
+                        await asyncio.sleep(0.05)
