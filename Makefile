@@ -2,6 +2,7 @@
 # installs again when pyproject.toml or constraints.txt is newer than the last installation.
 #
 #   make demo [KILLS=random] [SEED=7]   the demonstration
+#   make two-hosts                      two processes on one PostgreSQL, one is killed
 #   make check                          everything CI runs
 #   make test [ARGS="-k lease"]         the tests alone; WORKERS=0 runs them in one process
 #   make spec                           which statements of the specification are covered
@@ -41,10 +42,10 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv servers demo check format-check lint types generated test test-oldest wheel spec bench simulate matrix docs format
+.PHONY: help venv servers demo two-hosts check format-check lint types generated test test-oldest wheel spec bench simulate matrix docs format
 
 help:
-	@sed -n '4,15p' Makefile | cut -c5-
+	@sed -n '4,16p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -65,6 +66,9 @@ servers: $(TEST)
 
 demo: $(DEMO)
 	$(PY) examples/demo/run.py $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+
+two-hosts: $(DEV)
+	$(PY) examples/integrated/two_hosts/run.py $(if $(DATABASE),--database $(DATABASE))
 
 check: format-check lint types generated test test-oldest wheel
 	@echo "check: all passed"
