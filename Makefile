@@ -7,6 +7,7 @@
 #   make test [ARGS="-k lease"]         the tests alone; WORKERS=0 runs them in one process
 #   make spec                           which statements of the specification are covered
 #   make bench [ARGS=...]               the benchmarks; never part of check
+#   make bench-peers [ARGS=...]         DBOS, LangGraph and Absurd beside ours, in an environment of their own
 #   make simulate [SEED=7 | SEEDS=200 | MUTANT=fence]
 #                                       whole worlds under faults; SEED plays one, MUTANT plants a bug
 #   make matrix                         every crash combination, on the oldest and newest AgentScope
@@ -42,10 +43,11 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv servers demo two-hosts check format-check lint types generated test test-oldest wheel spec bench simulate matrix docs format
+.PHONY: help venv servers demo two-hosts check format-check lint types generated test test-oldest wheel spec bench bench-peers
+.PHONY: simulate matrix docs format
 
 help:
-	@sed -n '4,16p' Makefile | cut -c5-
+	@sed -n '4,18p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -106,6 +108,16 @@ spec: $(DEV) servers
 
 bench: $(DEV)
 	$(PY) -m benchmarks $(ARGS)
+
+PEERS := build/venv-peers
+$(PEERS)/.installed: benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install \
+		--constraint benchmarks/peers/constraints.txt --requirement benchmarks/peers/requirements.txt
+	@touch $@
+
+bench-peers: $(DEV) servers $(PEERS)/.installed
+	$(PY) -m benchmarks.peers $(ARGS)
 
 # Without a SEED, the planted bugs must be found as well; SEEDS=10000 takes hours and writes a report.
 simulate: $(DEV)

@@ -284,7 +284,9 @@ def measure(options: argparse.Namespace, *, slow: bool) -> str:
         folder = Path(name)
         postgres = None
         if any(one.store == "postgres" for one in systems):
-            postgres = PostgresServer(place.postgres_18(), environment=slow_flush(shim) if slow else {}, **POSTGRES)
+            where = None if options.folder is None else Path(options.folder)
+            delay = slow_flush(shim) if slow else {}
+            postgres = PostgresServer(place.postgres_18(), base=where, environment=delay, **POSTGRES)
         try:
             bench = Bench(folder, postgres, slow=slow, shim=shim)
             if postgres is not None:
@@ -371,7 +373,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="parts of the names of the systems")
     parser.add_argument("--tests", nargs="*", default=["growth", "recovery"], help="besides speed: growth, recovery")
     parser.add_argument("--disks", nargs="*", default=["plain", "slow"])
-    parser.add_argument("--folder", help="where SQLite's files are made; default: build/servers")
+    parser.add_argument("--folder", help="where all files are made, say on another disk; default: build/servers")
     parser.add_argument("--no-write", action="store_true", help="do not touch results-peers.md")
     options = parser.parse_args()
     parts = [measure(options, slow=disk == "slow") for disk in options.disks]

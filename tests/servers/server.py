@@ -28,9 +28,9 @@ class Server:
 
     kind = ""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Path | None = None) -> None:
         self.port = place.free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.kind}-", dir=place.base()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.kind}-", dir=base or place.base()))
         self._user = place.server_user()
         if self._user is not None:
             os.chown(self.folder, self._user, -1)
@@ -89,16 +89,30 @@ class Server:
 
 
 class PostgresServer(Server):
-    """PostgreSQL with every promise of durability on: `programs` is `place.postgres_15()` or `place.postgres_18()`."""
+    """PostgreSQL with every promise of durability on.
+
+    Args:
+        programs: `place.postgres_15()` or `place.postgres_18()`.
+        base: where its folder is made; the server's user must be able to go there.
+        environment: what else its processes find in their environment.
+        settings: of the server.
+    """
 
     kind = "pg"
 
-    def __init__(self, programs: Path, *, environment: dict[str, str] | None = None, **settings: str) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        *,
+        base: Path | None = None,
+        environment: dict[str, str] | None = None,
+        **settings: str,
+    ) -> None:
         self.programs = programs
         self._settings = {"max_connections": "200", "jit": "off", **settings}
         self._extra = environment or {}
         template = _initialised(programs)
-        super().__init__()
+        super().__init__(base)
         self.data = self.folder / "data"
         shutil.copytree(template, self.data, symlinks=True)
         if self._user is not None:

@@ -11,7 +11,9 @@ import asyncpg
 import pytest
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts.errors import CorruptRecord, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.spi.record_store import LogRange, Reads
 from agentscope_durable.stores._postgres_connections import Line
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from tests.backend.world import World
@@ -106,3 +108,53 @@ async def test_what_waits_together_goes_together(postgres: PostgresServer, tmp_p
 
     assert statements <= 4, "two lanes, one group each, and perhaps one more"
     assert len({(size.commits, size.records) for size in sizes}) == 1
+
+
+@pytest.mark.spec("BE-15")
+async def test_readings_that_wait_go_together_and_each_has_its_own_answer(
+    postgres: PostgresServer, tmp_path: Path, sent: list[str]
+) -> None:
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True)
+    for number in range(3):
+        world = await world_in(store, f"s{number}")
+        for _ in range(number):
+            await world.say("something")
+    names = [f"app\x00s{number}" for number in range(3)]
+    alone = [await store.read(name, Reads(log=LogRange(after=0, limit=50))) for name in names]
+    sent.clear()
+    log, no_log = Reads(log=LogRange(after=0, limit=50)), Reads()
+    together = await asyncio.gather(
+        *(store.read(name, reads) for _ in range(20) for name in names for reads in (log, no_log)),
+        *(store.read("app\x00nobody", no_log) for _ in range(20)),
+    )
+    statements = len(sent)
+    await store.close()
+
+    assert statements <= 10
+    for number in range(0, 120, 2):
+        expected = alone[number % 6 // 2]
+        assert (together[number].log, together[number].head) == (expected.log, expected.head)
+        assert (together[number + 1].log, together[number + 1].rev) == ([], expected.rev)
+    assert len({len(records.log) for records in alone}) == 3
+    assert {records.head for records in together[120:]} == {None}
+
+
+async def test_a_reading_that_fails_fails_alone(postgres: PostgresServer, tmp_path: Path) -> None:
+    schema = schema_of(tmp_path)
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema, initialize_schema=True)
+    for number in range(3):
+        await world_in(store, f"s{number}")
+    administrator = await asyncpg.connect(postgres.dsn())
+    await administrator.execute(f"update \"{schema}\".durable_head set value = 'x' where name = 'app\\000s1'::bytea")
+    await administrator.close()
+    unreadable = Reads(owners=("\udcff",))
+    asked = [("app\x00s0", Reads()), ("app\x00s1", Reads()), ("app\x00s2", unreadable), ("app\x00s2", Reads())]
+    first, damaged, refused, last = await asyncio.gather(
+        *(store.read(name, reads) for name, reads in asked), return_exceptions=True
+    )
+    await store.close()
+
+    assert isinstance(damaged, CorruptRecord)
+    assert isinstance(refused, InvalidRequest)
+    assert not isinstance(first, BaseException) and first.head is not None
+    assert not isinstance(last, BaseException) and last.head is not None

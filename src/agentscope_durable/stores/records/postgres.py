@@ -48,7 +48,8 @@ from agentscope_durable.stores.records._postgres_inspection import (
     ready_rows,
 )
 from agentscope_durable.stores.records._postgres_lanes import Lanes
-from agentscope_durable.stores.records._postgres_reading import NO_BOUND, Question, above, encoded, prefix_end
+from agentscope_durable.stores.records._postgres_reading import NO_BOUND, above, encoded, prefix_end
+from agentscope_durable.stores.records._postgres_readings import Readings
 from agentscope_durable.stores.records._postgres_schema import check, create, schema_of
 from agentscope_durable.stores.records._postgres_tables import Tables
 
@@ -84,6 +85,7 @@ class PostgresRecordStore:
         self._clock = clock or ServerClock()
         self._lanes = Lanes(tables, source, self._clock, patience=patience)
         self._readers = [Line(source) for _ in range(READERS)]
+        self._readings = Readings(self._ask, tables, self._clock, at_once=READERS)
         self._renewer = Renewer(lambda: beside or source.beside(), tables.renew, environment)
 
     @classmethod
@@ -160,25 +162,8 @@ class PostgresRecordStore:
     async def read(self, partition: str, reads: Reads) -> Records:
         self._check()
         check_reads(reads)
-        question = Question()
-        question.add(partition, reads)
-        parts, arguments = question.statement()
-        answer = question.answered(await self._ask(self._tables.reading(parts), *arguments))
-        self._clock.hear(answer.server_ms)
-        head = answer.head(partition)
-        self._clock.witness(head.at_ms)
-        return Records(
-            head=head.head,
-            rev=head.rev,
-            next_seq=head.next_seq,
-            pruned_through=head.pruned,
-            now_ms=self._clock.now(),
-            keys={key: answer.keys[partition, key] for key in reads.keys if (partition, key) in answer.keys},
-            ranges={r: answer.pages.get((partition, r), []) for r in reads.ranges},
-            owners={owner: answer.owner(owner) for owner in reads.owners},
-            log=answer.logs.get((partition, reads.log), []) if reads.log else [],
-            streams={r: answer.streams.get((partition, r), []) for r in reads.streams},
-        )
+        encoded(partition, "partition")
+        return await self._readings.read(partition, reads)
 
     async def watermarks(self, partitions: Sequence[str]) -> list[int]:
         names = [encoded(partition, "partition") for partition in partitions]
@@ -280,6 +265,7 @@ class PostgresRecordStore:
         if os.getpid() != self._pid:
             return  # A forked child has nothing of its own to close.
         self._closed = True
+        await self._readings.close()
         await self._lanes.close()
         for line in self._readers:
             await line.close()
