@@ -158,3 +158,15 @@ async def test_a_reading_that_fails_fails_alone(postgres: PostgresServer, tmp_pa
     assert isinstance(refused, InvalidRequest)
     assert not isinstance(first, BaseException) and first.head is not None
     assert not isinstance(last, BaseException) and last.head is not None
+
+
+async def test_a_reading_is_answered_whenever_it_comes(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the moment in which the one that served the former reading finds nothing more to do."""
+    monkeypatch.setattr("agentscope_durable.stores.records.postgres.READERS", 1)
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True)
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            assert (await store.read("nobody", Reads())).head is None
+    await store.close()

@@ -73,12 +73,15 @@ class Readings:
         self._clock = clock
         self._at_once = at_once
         self._waiting: deque[_Reading] = deque()
+        self._serving = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def read(self, partition: str, reads: Reads) -> Records:
         reading = _Reading(partition, reads)
         self._waiting.append(reading)
-        if len(self._tasks) < self._at_once:
+        if self._serving < self._at_once:
+            # Counted here and not by tasks that have ended: between its last look and its end one serves nobody.
+            self._serving += 1
             task = asyncio.create_task(self._serve(), name="postgres-readings")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -98,6 +101,8 @@ class Readings:
             for reading in self._waiting:
                 reading.answered.cancel()
             raise
+        finally:
+            self._serving -= 1
 
     def _next(self) -> list[_Reading]:
         together: list[_Reading] = []
