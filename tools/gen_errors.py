@@ -15,7 +15,7 @@ from agentscope_durable.contracts.errors import ErrorRow, error_table
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 
 INTRODUCTION = """\
-<!-- Written by tools/gen_errors.py from src/agentscope_durable/contracts/errors.py. Do not edit: `make docs`. -->
+<!-- Written by tools/gen_errors.py from src/agentscope_durable/contracts/errors/. Do not edit: `make docs`. -->
 
 # Errors
 
