@@ -23,7 +23,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of the policy reco
 def policies(
     session: Session, store: Store = DEFAULT_STORE, cursor: Cursor = None, limit: Limit = LIMIT, as_json: Json = False
 ) -> None:
-    """Policy records of a Session, and which request put each there."""
+    """Policy records of a Session, and the request of each."""
 
     async def read(there: Opened) -> Page:
         return await there.operations.list_policies(parse_session(session), cursor, limit)
@@ -46,7 +46,7 @@ def put_policy(
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Write or remove a policy record: true for every commit from then on."""
+    """Write or remove a policy record, true from then on."""
     if remove is (value is not None):
         raise InvalidRequest("say the value as JSON, or that the record goes", path="--value or --remove")
     document = None if value is None else json_value(value, "--value")
