@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentscope_durable.contracts.errors import StoreReadOnly
 from agentscope_durable.contracts.keys import spell
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.stores.objects.cloud import S3ObjectStore
 from agentscope_durable.testing.scripted_harness import approval, final, say
 from tests.cli.conftest import KEY, SESSION, Done, begun
 from tests.cli.test_explain import suggested
@@ -21,6 +23,7 @@ from tests.kill.host import KEY as KILL_KEY
 from tests.kill.test_kill import Folder
 from tests.runtime.conftest import SECONDS, Hosts, turn_is
 from tests.runtime.test_examination import altered, run, waiting  # noqa: F401 - a fixture
+from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, running
 
 pytestmark = pytest.mark.backend("sqlite")
 Typed = Callable[..., Any]
@@ -159,6 +162,28 @@ async def test_bodies_that_nobody_refers_to_are_removed_and_strangers_only_on_re
     assert (await typed("sweep", "--session", "app/nobody", "--json", code=3)).error["code"] == "NOT_FOUND"
     assert (await typed("doctor", "--deep")).code == 0
     assert "xxx" in (await typed("history", SESSION)).out
+
+
+@pytest.mark.spec("OB-01")
+async def test_bodies_in_a_bucket_are_found_where_a_variable_names_it(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running("localbucket", tmp_path / "bucket") as server:
+        objects = S3ObjectStore(prefix="mine", **server.options)
+        async with LocalBackend.open(tmp_path, object_store=objects) as backend, AsyncExitStack() as stack:
+            _, turn = await begun(Hosts(backend, stack), [final("x" * 100_000)])
+            await turn.wait(SECONDS)
+        nowhere: Done = await typed("history", SESSION, "--json", code=10)
+        assert nowhere.error["type"] == "BodyMissing" and str(tmp_path) in nowhere.error["advice"]
+
+        monkeypatch.setenv("DURABLE_OBJECTS", f"s3://{BUCKET}/mine?endpoint={server.endpoint}&region=us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        assert "xxx" in (await typed("history", SESSION)).out
+        assert (await typed("doctor", "--deep")).code == 0
+        assert (await typed("sweep", "--strangers", "--dry-run", "--json")).json["strangers"] == []
+        monkeypatch.setenv("DURABLE_OBJECTS", "nonsense")
+        assert "s3://bucket/prefix" in (await typed("history", SESSION, code=2)).err
 
 
 # ------------------------------------------------------------ vacuum

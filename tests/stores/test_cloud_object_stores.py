@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import opendal
 import pytest
 
+from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.bodies import object_digest
 from agentscope_durable.contracts.errors import (
     DigestMismatch,
@@ -38,11 +39,10 @@ from agentscope_durable.contracts.errors import (
     Unavailable,
     to_wire,
 )
-from agentscope_durable.spi.inspection import InspectedObjects
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.stores.objects import cloud
 from agentscope_durable.stores.objects.cloud import OperatorObjectStore, OssObjectStore, S3ObjectStore
-from agentscope_durable.testing.object_store import ObjectStoreContract
+from agentscope_durable.testing.object_store import InspectedObjectStoreContract
 from tests.servers.s3 import BUCKET, SECRET_KEY, Server, running
 
 BODY = b"x" * 100_000
@@ -64,7 +64,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.spec("OB-01", "OB-02", "OB-07")
 @pytest.mark.case("C87")
-class TestCloudObjectStores(ObjectStoreContract):
+class TestCloudObjectStores(InspectedObjectStoreContract):
     """Every promise, on each server."""
 
     server: Server
@@ -87,19 +87,6 @@ class TestCloudObjectStores(ObjectStoreContract):
         await asyncio.gather(*(store.put("p", DIGEST, BODY) for store in stores))
         assert {await store.get("p", DIGEST) for store in stores} == {BODY}
         assert await stores[0].list("p") == [DIGEST]
-
-    async def test_sessions_are_listed_by_their_folders(self, tmp_path: Path) -> None:
-        async with self.opened(tmp_path) as store:
-            assert isinstance(store, InspectedObjects)
-            names = [f"session {n}" for n in range(25)]
-            for name in names:
-                await store.put(name, DIGEST, BODY)
-            folders = sorted(map(store.folder_of, names))
-            found: list[str] = []
-            while page := await store.folders(found[-1] if found else "", 7):
-                assert len(page) <= 7
-                found += page
-            assert found == folders
 
 
 class Gateway(ThreadingHTTPServer):
@@ -409,3 +396,57 @@ class TestOptions:
         monkeypatch.delitem(sys.modules, "agentscope_durable.stores.objects.cloud")
         with pytest.raises(MissingExtra, match=r"agentscope-durable\[objects\]"):
             importlib.import_module("agentscope_durable.stores.objects.cloud")
+
+
+class TestUrls:
+    def test_a_url_names_a_store(self) -> None:
+        named = cloud.object_store_at("s3://b/a/b?region=r&endpoint=http://localhost:1")
+        assert repr(named) == "S3ObjectStore(s3://b/a/b of localhost:1)"
+        named = cloud.object_store_at("oss://b?endpoint=https://oss-cn-hangzhou.aliyuncs.com")
+        assert repr(named) == "OssObjectStore(oss://b of oss-cn-hangzhou.aliyuncs.com)"
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "b/a",
+            "file:///a",
+            "s3:///a",
+            "s3://key:hidden@b/a?region=r",
+            "s3://b?region=r&secret_access_key=hidden",
+            "s3://b?region=r&session_token=hidden",
+            "s3://b?region=r&nonsense=hidden",
+            "oss://b",
+            "s3://b?region=r&timeout=hidden",
+            "s3://b?region=r&bucket=hidden",
+        ],
+    )
+    def test_what_is_none_is_refused_and_not_repeated(self, url: str) -> None:
+        with pytest.raises(InvalidRequest) as raised:
+            cloud.object_store_at(url)
+        assert "hidden" not in str(raised.value)
+
+
+class TestBackends:
+    """How a backend treats an object store that it is given."""
+
+    @pytest.mark.spec("OB-03")
+    async def test_it_stays_open_when_the_backend_closes(self, bucket: Server, tmp_path: Path) -> None:
+        store = S3ObjectStore(prefix=tmp_path.name, **bucket.options)
+        for _ in range(2):
+            async with LocalBackend.open(tmp_path / "store", object_store=store):
+                pass
+        await store.put("p", DIGEST, BODY)
+
+    @pytest.mark.spec("OB-07")
+    async def test_one_that_overwrites_is_refused_when_the_backend_is_opened(self, tmp_path: Path) -> None:
+        with running("overwriting", tmp_path / "bucket") as deaf, pytest.raises(Incompatible, match="never overwrite"):
+            await LocalBackend.open(tmp_path / "store", object_store=S3ObjectStore(**deaf.options))
+        assert list((tmp_path / "store").iterdir()) == []
+
+    async def test_who_only_reads_writes_nothing_to_try_it_out(self, gateway: Gateway, tmp_path: Path) -> None:
+        async with LocalBackend.open(tmp_path / "store"):
+            pass
+        store = S3ObjectStore(prefix=tmp_path.name, **gateway.options)
+        async with LocalBackend.open(tmp_path / "store", read_only=True, object_store=store):
+            pass
+        assert gateway.seen == []

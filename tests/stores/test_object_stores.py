@@ -17,7 +17,7 @@ from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.stores.objects import filesystem
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
-from agentscope_durable.testing.object_store import ObjectStoreContract
+from agentscope_durable.testing.object_store import InspectedObjectStoreContract, ObjectStoreContract
 
 BODY = b"x" * 100_000
 DIGEST = object_digest(BODY)
@@ -40,7 +40,7 @@ def files_of(directory: Path) -> list[Path]:
 
 @pytest.mark.spec("OB-02", "OB-07")
 @pytest.mark.case("C87")
-class TestFileObjectStore(ObjectStoreContract):
+class TestFileObjectStore(InspectedObjectStoreContract):
     backend = "sqlite"
 
     async def open(self, place: Path) -> ObjectStore:

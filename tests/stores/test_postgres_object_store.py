@@ -13,14 +13,14 @@ from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.stores.objects import postgres as module
 from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
-from agentscope_durable.testing.object_store import ObjectStoreContract
+from agentscope_durable.testing.object_store import InspectedObjectStoreContract
 from tests.servers.server import PostgresServer
 from tests.servers.stores import schema_of
 
 
 @pytest.mark.spec("OB-02", "OB-07")
 @pytest.mark.case("C87")
-class TestPostgresObjectStore(ObjectStoreContract):
+class TestPostgresObjectStore(InspectedObjectStoreContract):
     backend = "postgres"
 
     @pytest.fixture(autouse=True)

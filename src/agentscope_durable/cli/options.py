@@ -8,6 +8,8 @@ from agentscope_durable.cli.extra import typer
 
 DEFAULT_STORE: Final = "./durable"
 STORE_VARIABLE: Final = "DURABLE_STORE"
+OBJECTS_VARIABLE: Final = "DURABLE_OBJECTS"
+"""Names the object store of a store whose large bodies are in a bucket."""
 LIMIT: Final = 100
 
 Store = Annotated[

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
 from agentscope_durable.assembly import LocalBackend, PostgresBackend
+from agentscope_durable.cli.options import OBJECTS_VARIABLE
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.ids import check_id, check_key
@@ -17,6 +19,7 @@ from agentscope_durable.runtime.handles import DurableSession, DurableTurn
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.environment import SYSTEM
+from agentscope_durable.spi.object_store import ObjectStore
 
 __all__ = ["Opened", "changed", "draw_request_id", "looked", "opened", "parse_session", "spell", "without_password"]
 
@@ -65,12 +68,26 @@ async def opened(store: str, *, write: bool) -> AsyncGenerator[Opened]:
     scheme = store.partition("://")[0].lower() if _URL.match(store) else ""
     if scheme and scheme not in _POSTGRES:
         raise InvalidRequest(f"a store is a folder or a postgresql:// URL, and not a {scheme} URL", path="--store")
-    opening = PostgresBackend.open(store) if scheme else LocalBackend.open(store, create=False, read_only=not write)
+    objects = _objects()
+    if scheme:
+        opening = PostgresBackend.open(store, object_store=objects)
+    else:
+        opening = LocalBackend.open(store, create=False, read_only=not write, object_store=objects)
     async with (
         opening as backend,
         DurableRuntime(backend=backend, poll_interval=POLL_INTERVAL) as runtime,
     ):
         yield Opened(backend, runtime, HostOperations(backend))
+
+
+def _objects() -> ObjectStore | None:
+    """Where the store's large bodies are, if not beside its records."""
+    url = os.environ.get(OBJECTS_VARIABLE)
+    if not url:
+        return None
+    from agentscope_durable.stores.objects.cloud import object_store_at
+
+    return object_store_at(url)
 
 
 def looked(store: str, work: Callable[[Opened], Awaitable[T]]) -> T:

@@ -20,6 +20,7 @@ import pytest
 
 from agentscope_durable.contracts.bodies import object_digest
 from agentscope_durable.contracts.errors import DigestMismatch, DurableError, HostClosed, NotFound
+from agentscope_durable.spi.inspection import InspectedObjects
 from agentscope_durable.spi.object_store import ObjectStore
 
 SMALL = b'"small"'
@@ -234,3 +235,45 @@ class ObjectStoreContract:
         ):
             with pytest.raises(HostClosed):
                 await ask()
+
+
+class InspectedObjectStoreContract(ObjectStoreContract):
+    """The same, and what is promised by an `InspectedObjects`, which a sweep can look through."""
+
+    async def test_sessions_are_listed_by_their_folders(self, tmp_path: Path) -> None:
+        digest = object_digest(SMALL)
+        async with self.opened(tmp_path) as store:
+            assert isinstance(store, InspectedObjects)
+            names = [f"session {n}" for n in range(25)]
+            for name in names:
+                await store.put(name, digest, SMALL)
+            folders = sorted(map(store.folder_of, names))
+            found: list[str] = []
+            while page := await store.folders(found[-1] if found else "", 7):
+                assert len(page) <= 7
+                found += page
+            assert found == folders
+
+    async def test_what_stands_in_a_folder_is_listed_and_removed_by_that(self, tmp_path: Path) -> None:
+        tags = [f"{n:016x}" for n in range(7)]
+        names = [f"{object_digest(SMALL)}-{tag}" for tag in tags]
+        async with self.opened(tmp_path) as store:
+            assert isinstance(store, InspectedObjects)
+            for name in names:
+                await store.put("p", name, SMALL)
+            await store.put("q", names[0], SMALL)
+            folder = store.folder_of("p")
+            found: list[str] = []
+            while page := await store.names_in(folder, found[-1] if found else "", 3):
+                assert len(page) <= 3
+                found += page
+            assert found == names
+            for _ in range(2):
+                await store.remove_from(folder, names[0])
+            assert await store.list("p") == names[1:]
+            assert await store.list("q") == names[:1]
+            for name in names[1:]:
+                await store.remove_from(folder, name)
+            assert await store.names_in(folder) == []
+            assert await store.folders() == [store.folder_of("q")], "what is empty is not listed"
+            assert await store.names_in(store.folder_of("nobody")) == []

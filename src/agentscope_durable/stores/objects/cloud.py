@@ -15,8 +15,8 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
-from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import (
@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise MissingExtra("an object store on S3 or OSS", "objects") from error
 
-__all__ = ["CALLS_MAX", "LIST_SECONDS_MAX", "OperatorObjectStore", "OssObjectStore", "S3ObjectStore"]
+__all__ = ["CALLS_MAX", "LIST_SECONDS_MAX", "OperatorObjectStore", "OssObjectStore", "S3ObjectStore", "object_store_at"]
 
 T = TypeVar("T")
 
@@ -363,6 +363,30 @@ class OssObjectStore(OperatorObjectStore):
         }
         operator = _operator("oss", given, options, OssConfig.__annotations__.keys(), timeout, retries)
         super().__init__(operator, location=_location("oss", bucket, prefix, endpoint), environment=environment)
+
+
+def object_store_at(url: str) -> OperatorObjectStore:
+    """The store a URL names, `s3://bucket/prefix?endpoint=...&region=...` or `oss://bucket/prefix?endpoint=...`.
+
+    Options of the class stand behind the question mark. Credentials do not: they are found in the environment.
+
+    Raises:
+        InvalidRequest: it is no such URL, or holds credentials.
+    """
+    parts = urlsplit(url)
+    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme not in ("s3", "oss") or not parts.netloc:
+        raise InvalidRequest("an object store is written s3://bucket/prefix or oss://bucket/prefix", path="objects")
+    if "@" in parts.netloc or any("key" in name or "token" in name for name in options):
+        raise InvalidRequest("credentials stand in the environment, and not in a URL", path="objects")
+    for name in ("timeout", "retries", "environment", "bucket", "prefix"):
+        if name in options:
+            raise InvalidRequest(f"{name} does not stand behind the question mark of an object store", path="objects")
+    if parts.scheme == "s3":
+        return S3ObjectStore(bucket=parts.netloc, prefix=parts.path, **options)
+    if "endpoint" not in options:
+        raise InvalidRequest("an OSS object store needs ?endpoint=", path="objects")
+    return OssObjectStore(bucket=parts.netloc, prefix=parts.path, **options)
 
 
 def _both(identity: str | None, secret: str | None, name: str) -> None:

@@ -108,11 +108,19 @@ class PostgresObjectStore:
 
     async def delete(self, partition: str, name: str) -> None:
         check_name(name)
-        await self._ask(self._delete, _scope(partition), name.encode(), writes=True)
+        await self.remove_from(folder_name(partition), name)
+
+    async def remove_from(self, folder: str, name: str) -> None:
+        _failpoints.hit("object.delete.before")
+        await self._ask(self._delete, bytes.fromhex(folder), name.encode(), writes=True)
+        _failpoints.hit("object.delete.after")
 
     async def list(self, partition: str, after: str = "", limit: int = 1000) -> list[str]:
+        return await self.names_in(folder_name(partition), after, limit)
+
+    async def names_in(self, folder: str, after: str = "", limit: int = 1000) -> list[str]:
         check_limit(limit)
-        rows = await self._ask(self._list, _scope(partition), after.encode(), limit)
+        rows = await self._ask(self._list, bytes.fromhex(folder), after.encode(), limit)
         return [name.decode() for (name,) in rows]
 
     def folder_of(self, partition: str) -> str:
