@@ -108,6 +108,7 @@ UNKNOWN: list[Any] = [
     q.GetContent(session=SESSION, thread_id="main", number=1),
     q.EntriesAt(session=SESSION, thread_id="main", at=1),
     q.GetDropped(session=SESSION),
+    q.ListPolicies(session=SESSION),
 ]
 
 
