@@ -2,7 +2,8 @@
 
     python -m benchmarks [NAME ...] [--no-write]
 
-Names: steps (a, b), growth (c), takeover (d), imports (e), reading (f), streams (g, h, i), explain (j); all by default.
+Names: steps (a, b), growth (c), takeover (d), imports (e), reading (f), streams (g, h, i), explain (j),
+dropping (k); all by default.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.measure import machine
 
-NAMES = ("steps", "growth", "takeover", "imports", "reading", "streams", "explain")
+NAMES = ("steps", "growth", "takeover", "imports", "reading", "streams", "explain", "dropping")
 RESULTS = Path(__file__).with_name("results.md")
 
 
