@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.schedule import Schedule, draw
+from tests.simulation.schedule import LARGE, Schedule, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import MUST, unreached
 from tests.simulation.story import Outcome, play
@@ -37,11 +37,9 @@ def store_of(seed: int) -> str:
 
 
 def kept() -> list[tuple[str, Schedule]]:
-    """Why each was kept, and the story."""
-    if not KEPT.exists():
-        return []
+    """The bug that each showed, by its name in `mutants.FORMER`, and the story."""
     lines = [json.loads(line) for line in KEPT.read_text().splitlines() if line]
-    return [(line["why"], Schedule.decode(json.dumps(line["schedule"]))) for line in lines]
+    return [(line["bug"], Schedule.decode(json.dumps(line["schedule"]))) for line in lines]
 
 
 def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
@@ -51,10 +49,8 @@ def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
     if shorter:
         small = shrink(outcome)
         print(f"  cut down to {len(small.plan.wishes)} wishes, {len(small.plan.faults)} faults: {small.violation}")
-        for wish in small.plan.wishes:
-            print(f"    {wish}")
-        for fault in small.plan.faults:
-            print(f"    {fault}")
+        for one in (*small.plan.wishes, *small.plan.faults):
+            print(f"    {one}".replace(LARGE, "<large>"))
         print(f"  {small.plan.encode()}")
     cause = outcome.violation.__cause__ if outcome.violation is not None else None
     if cause is not None:
@@ -128,10 +124,11 @@ def mutant(given: Any) -> int:
 def many(given: Any) -> int:
     began, bad, steps, faults, wishes = time.monotonic(), [], 0, 0, 0
     sometimes: Counter[str] = Counter()
-    for why, plan in kept():
+    done = 0
+    for bug, plan in kept():
         outcome = play(plan)
         if outcome.failed:
-            print(f"a kept story fails again ({why})")
+            print(f"a kept story fails again ({bug})")
             say(outcome, shorter=False)
             bad.append((plan.seed, str(outcome.violation)))
     jobs = [(seed, given.store or store_of(seed)) for seed in range(given.first, given.first + given.seeds)]
@@ -139,6 +136,9 @@ def many(given: Any) -> int:
         for seed, problem, did, went_wrong, reached, asked in (
             map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8)
         ):
+            done += 1
+            if done % 500 == 0:
+                print(f"{done} seeds in {time.monotonic() - began:.0f} s, {len(bad)} violations", flush=True)
             steps, faults, wishes = steps + did, faults + went_wrong, wishes + asked
             sometimes.update(reached)
             if problem:

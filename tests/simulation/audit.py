@@ -48,7 +48,7 @@ class Violation(AssertionError):
 
     def __init__(self, rule: str, what: str) -> None:
         self.rule = rule
-        super().__init__(f"{rule}: {what}")
+        super().__init__(f"{rule}: {what}".replace("." * 100, ""))
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Audit:
         self.sent: list[tuple[float, str, Any]] = []
         """Everything that reached the store and may change it, to be sent again elsewhere."""
         self.pruned_through: dict[str, int] = defaultdict(int)
-        self._holding_jump = False
+        self.forgotten: set[str] = set()
 
     # ------------------------------------------------------------ what the world tells
 
@@ -247,6 +247,9 @@ class Audit:
                 self.sometimes["events were pruned"] += 1
                 if any(not hold.over for hold in self._holds.values()):
                     self.sometimes["events were pruned beside a run"] += 1
+            case c.PruneCheckpoints() if result.changed:
+                self.forgotten.add(command.thread_id)
+                self.sometimes["checkpoints were pruned"] += 1
             case c.RestoreThread() if result.changed and command.native is not None:
                 self.sometimes["a thread was restored"] += 1
             case c.ForkThread() if result.changed and command.native is not None:

@@ -16,6 +16,7 @@ from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.errors import RevisionConflict
 from agentscope_durable.domain.rules import RULES
 from agentscope_durable.domain.step import tools
+from agentscope_durable.runtime import dispatch, scheduler
 from agentscope_durable.runtime.host import Delivery
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
@@ -113,6 +114,19 @@ def gap_in_sequence() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stolen_lease() -> Iterator[None]:
+    """Who was seen with an expired lease is said to be dead, whether or not it has renewed since."""
+    before = scheduler.dead_owners
+
+    async def dead(host: Any, empty: Any) -> AsyncIterator[Any]:
+        async for owner, _ in before(host, empty):
+            yield owner, (owner,)
+
+    with _instead(scheduler, "dead_owners", dead), _instead(dispatch, "dead_owners", dead):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], Any]] = {
     "fence": fence,
     "double_apply": double_apply,
@@ -120,3 +134,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "early_never_rerun": early_never_rerun,
     "gap_in_sequence": gap_in_sequence,
 }
+"""Each is found within some tens of seeds."""
+
+FORMER: dict[str, Callable[[], Any]] = {"stolen_lease": stolen_lease}
+"""Bugs that the simulator found, by the name of the kept story that shows them."""

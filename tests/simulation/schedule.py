@@ -20,6 +20,10 @@ OWNER = "owner"
 CLIENTS = ("x", "y")
 ROUTE = "hands"
 SIGNALS = ("x.go", "x.stop")
+DAY_SECONDS = 26 * 3600
+"""Longer than a body may wait for a commit that refers to it."""
+LARGE = "." * 66_000
+"""Makes a text too large to be kept among the records."""
 STORY_SECONDS = 60.0
 """Simulated seconds in which things are asked for and go wrong; then the faults stop."""
 
@@ -58,7 +62,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 class Resource(msgspec.Struct, frozen=True, tag="resource"):
     """Attributes:
-    what: thread, close_thread, close_session, restore, fork, prune, doctor, session.
+    what: thread, close_thread, close_session, restore, fork, prune, forget (checkpoints), sweep, doctor, session.
     """
 
     at: float
@@ -181,11 +185,11 @@ class Schedule(msgspec.Struct, frozen=True):
     scripts: dict[str, tuple[Action, ...]]
 
     def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
+        return msgspec.json.encode(self).decode().replace(LARGE, "<large>")
 
     @staticmethod
-    def decode(text: str | bytes) -> Schedule:
-        return msgspec.json.decode(text, type=Schedule)
+    def decode(text: str) -> Schedule:
+        return msgspec.json.decode(text.replace("<large>", LARGE), type=Schedule)
 
 
 # ---- drawing one ----
@@ -283,6 +287,8 @@ class _Draw:
         turns = r.randint(1, 7)
         for number in range(turns):
             at, thread, name = round(r.uniform(0.0, STORY_SECONDS * 0.6), 3), r.choice(threads), f"T{number}"
+            if self.chance(0.1):
+                name += LARGE
             scripts[name] = self.script(name)
             request = self.request()
             wishes.append(Submit(at, r.choice(CLIENTS), thread, number, request, name))
@@ -293,10 +299,10 @@ class _Draw:
                 scripts[other] = (Round(text=f"{other} ends|{{inputs}}|{{results}}|{{context}}", last=True),)
                 wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, other))
             self.controls(wishes, number, at)
-        for _ in range(r.choice((0, 0, 1, 2))):
+        for _ in range(r.choice((0, 1, 2, 3))):
             what = r.choices(
-                ("restore", "fork", "prune", "doctor", "close_thread", "close_session", "session"),
-                (3, 3, 3, 1, 1, 0.5, 1),
+                ("restore", "fork", "prune", "forget", "sweep", "doctor", "close_thread", "close_session", "session"),
+                (3, 3, 3, 2, 3, 1, 1, 0.5, 1),
             )[0]
             at = self.at()
             thread = r.choice(threads)
@@ -385,7 +391,7 @@ class _Draw:
             case "stop":
                 return Stop(self.at(), host, r.choice(("close", "drain")), back)
             case "jump":
-                return Jump(self.at(), r.choice((3600, -3600, 40, -40)))
+                return Jump(self.at(), r.choice((3600, -3600, 40, -40, DAY_SECONDS)))
             case "deaf":
                 return Deaf(self.at(), r.choice((5.0, 30.0)))
             case "storm":
@@ -398,7 +404,7 @@ class _Draw:
                 how = r.choice(("fail", "lost", "lost", "ghost", "slow", "killed", "dead"))
                 if who in CLIENTS and how in ("killed", "dead"):
                     how = "lost"
-                method = r.choices(("transact", "read", "ready", "renew"), (8, 1, 1, 1))[0]
+                method = r.choices(("transact", "read", "ready", "renew", "object"), (8, 1, 1, 1, 1))[0]
                 if method != "transact" and how in ("lost", "ghost"):
                     how = "fail"
                 seconds = r.choice((0.5, 3.0, 8.0, 20.0))

@@ -32,7 +32,7 @@ from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
 from agentscope_durable.testing.scripted_harness import ScriptedHarness
 from agentscope_durable.testing.simulated_loop import SimulatedEnvironment
 from tests.simulation.audit import TERMINAL, Asked, Audit, Violation
-from tests.simulation.schedule import CLIENTS, STORY_SECONDS, Ask, Observer, Resource, Schedule, Submit, Wish
+from tests.simulation.schedule import CLIENTS, LARGE, STORY_SECONDS, Ask, Observer, Resource, Schedule, Submit, Wish
 from tests.simulation.verdict import check
 from tests.simulation.world import AGENT, KEY, OTHER, World
 
@@ -124,7 +124,7 @@ class Client:
         call: Any
         match wish.what:
             case "steer" | "inject":
-                asked.content = f"{wish.what} {wish.request}"
+                asked.content = f"{wish.what} {wish.request}" + (LARGE if wish.request.endswith("7") else "")
                 method = turn.steer if wish.what == "steer" else turn.inject
                 call = partial(method, wish.request, asked.content)
             case "withdraw":
@@ -226,6 +226,16 @@ class Client:
                     last = sequence_of(KEY, page.cursor)
                     through = cursor_of(KEY, int(last * wish.pick))
                     await self.tell(asked, lambda: self.operations.prune_events(KEY, through=through))
+            case "sweep":
+                await self.tell(asked, lambda: self.operations.sweep_objects(strangers=wish.pick < 0.5))
+                if asked.acknowledged and asked.receipt.swept:
+                    self.story.audit.sometimes["a body was swept"] += 1
+            case "forget":
+                page = await self.look(thread.checkpoints)
+                if page is not None and page.items:
+                    chosen = page.items[int(wish.pick * len(page.items))].position
+                    key = ThreadKey(KEY, wish.thread)
+                    await self.tell(asked, lambda: self.operations.prune_checkpoints(key, through=chosen))
             case "restore" | "fork":
                 await self.copy(wish, thread, asked)
             case _:
@@ -401,7 +411,7 @@ class Story:
 
     async def _probe(self) -> None:
         """P9 at any time: a Turn that does not run and has not ended says why."""
-        truth = TransactionalSessionBackend(self.world.truth, environment=self.world.environment)
+        truth = TransactionalSessionBackend(self.world.truth, self.world.objects, environment=self.world.environment)
         while True:
             await asyncio.sleep(7.3)
             for turn_id, seen in list(self.audit.turns.items()):

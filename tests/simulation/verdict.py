@@ -53,7 +53,9 @@ class Verdict:
         self.story = story
         self.audit = story.audit
         self.world = story.world
-        self._backend = TransactionalSessionBackend(story.world.truth, environment=story.world.environment)
+        self._backend = TransactionalSessionBackend(
+            story.world.truth, story.world.objects, environment=story.world.environment
+        )
         self.threads = [view.thread_id for view in self.all(q.ListThreads)]
         self.turns: dict[str, Any] = {}
         self.queues: dict[str, list[str]] = {}
@@ -265,7 +267,8 @@ class Verdict:
     def _contexts(self, thread: str, checkpoints: list[Any], said: dict[str, Any]) -> None:
         """Each completed Turn continues what the settled position before it knew."""
         known: dict[str, list[str] | None] = {}
-        before: list[str] | None = []
+        # What was pruned says nothing any more.
+        before: list[str] | None = None if thread in self.audit.forgotten else []
         loose: set[str] = set()
         for one in checkpoints:
             if one.source is not None:
@@ -385,6 +388,15 @@ class Verdict:
             elif event.type == "run.started" and event.at_ms < due.get(event.turn, 0):
                 self.broken("P8", f"a run of {event.turn} began {due[event.turn] - event.at_ms} ms before it was due")
 
+    # ---- every body is where it is said to be ----
+
+    def soundness(self) -> None:
+        """Doctor, which reads everything, finds no damage."""
+        found = self.ask(q.Examine(deep=True))
+        damage = [finding for finding in found.findings if finding.severity.value == "damage"]
+        if damage:
+            self.broken("D11", f"doctor finds {damage}")
+
     # ---- nobody may be told what is no answer ----
 
     def errors(self) -> None:
@@ -392,7 +404,9 @@ class Verdict:
             error = asked.error
             if asked.ended is None or error is None or isinstance(error, EXPECTED):
                 continue
-            if asked.what not in ("restore", "fork", "prune", "close_thread") or not isinstance(error, Rejected):
+            if asked.what not in ("restore", "fork", "prune", "forget", "close_thread") or not isinstance(
+                error, Rejected
+            ):
                 self.broken("error", f"{asked.what} {asked.request} was told {type(error).__name__}: {error}")
         for at, actor, error in self.world.errors:
             if isinstance(error, DurableError):
@@ -419,6 +433,7 @@ def promises(verdict: Verdict) -> Iterator[Any]:
     yield verdict.views
     yield verdict.failures
     yield verdict.backoff
+    yield verdict.soundness
     yield verdict.errors
 
 

@@ -43,6 +43,7 @@ from agentscope_durable.spi.executor import (
     ToolError,
     Unknown,
 )
+from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness
@@ -246,6 +247,46 @@ def _fail(future: Any, error: BaseException) -> None:
         future.set_exception(error)
 
 
+class ObjectLink:
+    """The object store as one process reaches it: late, and cut off with the process."""
+
+    persistent = False
+
+    def __init__(self, world: World, slot: str, actor: str) -> None:
+        self._world = world
+        self._slot = slot
+        self._actor = actor
+        self._random = random.Random(f"objects {world.plan.seed} {actor}")
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        world = self._world
+        if world.cut(self._actor):
+            raise HostClosed("object store of a dead host")
+        fault = world.fault_of(self._slot, "object")
+        await asyncio.sleep(self._random.uniform(0.1, 2.0) * world.latency)
+        if fault is not None and fault.how == "fail":
+            raise Unavailable("the simulated object store was away")
+        if fault is not None:
+            await asyncio.sleep(fault.seconds)
+        answer = await getattr(world.objects, method)(*arguments, **named)
+        if fault is not None and fault.how in ("killed", "dead"):
+            world.kill(self._slot, fault.back)
+            await asyncio.sleep(0)
+        await asyncio.sleep(self._random.uniform(0.1, 2.0) * world.latency)
+        if world.cut(self._actor):
+            raise HostClosed("object store of a dead host")
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._world.objects, name)
+        return partial(self._call, name) if inspect.iscoroutinefunction(found) else found
+
+    async def close(self) -> None:
+        """The world's."""
+
+
 class Hints:
     """`Wakeups` between processes: they may be lost, doubled, late and out of order."""
 
@@ -433,6 +474,7 @@ class World:
         self.faulty = True
         self.hubs: dict[str, Hints] = {}
         self.live = LocalLiveEvents()
+        self.objects = MemoryObjectStore()
         self.effects = Effects(self)
         self.hands = Hands(self)
         self.cuts: Counter[str] = Counter()
@@ -514,7 +556,8 @@ class World:
         link = Link(self, slot, actor, self.open_store(actor))
         self.hubs[actor] = hub = Hints(self, actor)
         environment = SimulatedEnvironment(self.loop, f"{self.plan.seed} {actor}")
-        backend = Backend(link, wakeups=hub, live_events=self.live, environment=environment)  # type: ignore[arg-type]
+        objects: Any = ObjectLink(self, slot, actor)
+        backend = Backend(link, objects, wakeups=hub, live_events=self.live, environment=environment)  # type: ignore[arg-type]
         backend.link = link
         return backend
 

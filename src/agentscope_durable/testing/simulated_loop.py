@@ -148,8 +148,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """End it, as SIGKILL does."""
         one = self._actor(actor)
         one.dead = True
+        # Kept for `bury`: a task whose next step is thrown away could not even be cancelled.
+        one.late.extend(one.ready)
         one.ready.clear()
-        one.late.clear()
         self._rest(one)
 
     def _rest(self, actor: _Actor) -> None:
@@ -181,8 +182,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """
         for actor in self._actors.values():
             actor.dead = False
-            if actor.frozen:
-                self.thaw(actor.name)
+            self.thaw(actor.name)
         until = self._now + seconds
 
         def left() -> list[_Task]:
@@ -255,7 +255,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][0] <= self._now:
             _, _, handle, actor = heapq.heappop(self._timers)
             handle._scheduled = False
-            if handle.cancelled() or actor.dead:
+            if handle.cancelled():
                 continue
             if actor.frozen:
                 actor.late.append(handle)
@@ -312,7 +312,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def _put(self, handle: asyncio.Handle, actor: _Actor) -> None:
-        if actor.dead or self._closed:
+        if self._closed:
+            return
+        if actor.dead:
+            actor.late.append(handle)
             return
         if not actor.ready and not actor.frozen:
             self._ready.append(actor)
@@ -345,7 +348,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _set(self, when: float, callback: Callable[..., object], args: Any, context: Any) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         actor = self._own(context)
-        if not actor.dead and not self._closed:
+        if not self._closed:
             handle._scheduled = True
             heapq.heappush(self._timers, (when, self.number(), handle, actor))
         return handle

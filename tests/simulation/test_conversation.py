@@ -1,0 +1,204 @@
+"""A machine that talks to a Session through the public API while its hosts come and go; Hypothesis chooses.
+
+Every step is judged as it is taken, and at the end everything is healed and must come to an end that the verdict of the
+simulator accepts. What fails is shortened by Hypothesis to the fewest steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentscope_durable.contracts.status import ReplayRule
+from agentscope_durable.testing.scripted_harness import Action, Call, Fail, Round, Wait
+from tests.simulation.schedule import CLIENTS, HOSTS, ROUTE, Ask, Resource, Schedule, Store, Submit
+from tests.simulation.story import Client, Story
+
+TURNS_MAX = 12
+THREADS = ("main", "side")
+KINDS = ("plain", "tool", "ask", "hands", "both", "wait", "fail")
+
+
+def call(kind: str, effect: str) -> Call:
+    return Call(
+        kind=kind,
+        name="work",
+        arguments={"effect": effect, "seconds": 1.0, "how": "ok"},
+        route=ROUTE if kind == "external" else "",
+        rule=ReplayRule.NEVER,
+    )
+
+
+def script(kind: str, name: str) -> tuple[Action, ...]:
+    doing: dict[str, tuple[Action, ...]] = {
+        "plain": (),
+        "tool": (Round(calls=(call("local", f"{name}.0"),), gate="wait 1.0"),),
+        "ask": (Round(calls=(call("approval", f"{name}.0"),)),),
+        "hands": (Round(calls=(call("external", f"{name}.0"),)),),
+        "both": (Round(calls=(call("external", f"{name}.0"), call("approval", f"{name}.1"))),),
+        "wait": (Wait(key="x.go"),),
+        "fail": (Fail(kind="OSError", runs=2),),
+    }
+    end = Round(text=f"{name} ends|{{inputs}}|{{results}}|{{context}}", gate="wait 0.5", last=True)
+    return (*doing[kind], end)
+
+
+OTHER = "something else"
+SCRIPTS = {f"{kind}{number}": script(kind, f"{kind}{number}") for kind in KINDS for number in range(TURNS_MAX)}
+SCRIPTS[OTHER] = script("plain", OTHER)
+
+PLAN = Schedule(
+    seed=0,
+    store="memory",
+    hosts=2,
+    lease=5.0,
+    poll=0.5,
+    stay=0.0,
+    latency=0.02,
+    hints_lost=0.2,
+    may_query=False,
+    may_cancel=True,
+    takeovers_max=5,
+    wishes=(),
+    faults=(),
+    observers=(),
+    scripts=SCRIPTS,
+)
+
+
+class Conversation(RuleBasedStateMachine):
+    """The steps that somebody can take, and those that nobody wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story = Story(PLAN)
+        self.world = self.story.world
+        self.clients = {name: Client(self.story, name) for name in CLIENTS}
+        self.requests: list[str] = []
+        self.submits: list[Submit] = []
+        self.inputs: list[str] = []
+        self.waiting: list[asyncio.Task[Any]] = []
+
+    def run(self, work: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            return self.world.loop.run(work)
+
+    @initialize()
+    def begin(self) -> None:
+        self.run(self._begin())
+
+    async def _begin(self) -> None:
+        await self.story._found(self.clients["x"])
+        await self._do(Resource(0.0, "x", "thread", "side", "side"))
+        self.world.arm()
+        for slot in self.world.hosts:
+            self.world.boot(slot)
+
+    async def _do(self, wish: Any) -> None:
+        """Ask, and go on without the answer if it takes long."""
+        task = self.world.loop.start(self.clients[wish.client].do(wish), actor=wish.client)
+        self.waiting.append(task)
+        await asyncio.wait({task}, timeout=3.0)
+
+    def _request(self) -> str:
+        self.requests.append(f"r{len(self.requests)}")
+        return self.requests[-1]
+
+    # ---- what users do ----
+
+    @precondition(lambda self: len(self.submits) < TURNS_MAX)
+    @rule(client=st.sampled_from(CLIENTS), thread=st.sampled_from(THREADS), kind=st.sampled_from(KINDS))
+    def submit(self, client: str, thread: str, kind: str) -> None:
+        number = len(self.submits)
+        wish = Submit(0.0, client, thread, number, self._request(), f"{kind}{number}")
+        self.submits.append(wish)
+        self.run(self._do(wish))
+
+    @precondition(lambda self: self.submits)
+    @rule(client=st.sampled_from(CLIENTS), pick=st.integers(0, TURNS_MAX), other=st.booleans())
+    def submit_again(self, client: str, pick: int, other: bool) -> None:
+        """The same request id with the same text, or with another one."""
+        first = self.submits[pick % len(self.submits)]
+        text = OTHER if other else first.text
+        self.run(self._do(Submit(0.0, client, first.thread, first.turn, first.request, text)))
+
+    @precondition(lambda self: self.submits)
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        pick=st.integers(0, TURNS_MAX),
+        what=st.sampled_from(
+            ("steer", "inject", "cancel", "pause", "resume", "signal", "respond", "refuse", "edit", "reconcile")
+        ),
+    )
+    def control(self, client: str, pick: int, what: str) -> None:
+        request = self._request()
+        if what in ("steer", "inject"):
+            self.inputs.append(request)
+        target = "x.go" if what == "signal" else ""
+        self.run(self._do(Ask(0.0, client, pick % len(self.submits), request, what, target)))
+
+    @precondition(lambda self: self.inputs)
+    @rule(client=st.sampled_from(CLIENTS), pick=st.integers(0, TURNS_MAX), which=st.integers(0, 50))
+    def withdraw(self, client: str, pick: int, which: int) -> None:
+        target = self.inputs[which % len(self.inputs)]
+        self.run(self._do(Ask(0.0, client, pick % len(self.submits), self._request(), "withdraw", target)))
+
+    # ---- what happens to hosts ----
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 6.0, 40.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    @rule(host=st.sampled_from(HOSTS[:2]), back=st.sampled_from((0.5, 10.0)))
+    def kill(self, host: str, back: float) -> None:
+        self.world.kill(host, back)
+
+    @rule(host=st.sampled_from(HOSTS[:2]), seconds=st.sampled_from((1.0, 5.2, 12.0)))
+    def freeze(self, host: str, seconds: float) -> None:
+        self.world.freeze(host, seconds)
+
+    @rule(host=st.sampled_from(HOSTS[:2]), how=st.sampled_from(("close", "drain")))
+    def stop(self, host: str, how: str) -> None:
+        self.world.stop(host, how, 1.0)
+
+    @rule(
+        who=st.sampled_from((*HOSTS[:2], *CLIENTS)),
+        how=st.sampled_from(("fail", "lost", "ghost", "slow")),
+        nth=st.sampled_from((1, 2, 3)),
+    )
+    def spoil(self, who: str, how: str, nth: int) -> None:
+        self.world._arm(Store(0.0, who, "transact", nth, how, 2.0))
+
+    @rule(seconds=st.sampled_from((3600, -3600)))
+    def jump(self, seconds: int) -> None:
+        self.world._jump(seconds)
+
+    # ---- what must hold ----
+
+    @invariant()
+    def no_promise_is_broken(self) -> None:
+        assert not self.story.audit.problems, str(self.story.audit.problems[0])
+
+    def teardown(self) -> None:
+        audit = self.story.audit
+        try:
+            if not audit.problems:
+                self.world.heal()
+                self.run(self.story._ended(self.clients["x"], self.waiting))
+                self.run(self.story._judge())
+        finally:
+            self.world.shut()
+            self.world.close()
+        assert not audit.problems, str(audit.problems[0])
+
+
+TestConversation = Conversation.TestCase
+TestConversation.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
