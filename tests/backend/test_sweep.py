@@ -28,6 +28,7 @@ from agentscope_durable.contracts.status import Audience, Severity
 from agentscope_durable.contracts.views import SweepReport
 from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.stores.objects.cloud import S3ObjectStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
@@ -388,11 +389,15 @@ async def test_bodies_of_a_dropped_session_go_with_the_next_sweep(
     async with sweeping(tmp_path / "store", objects) as at:
         for session in (SESSION, other):
             await at.created(session)
-        for value in (await at.lost(1), await at.lost(2), None):
-            await at.backend.execute(c.PutPolicy(session=SESSION, key="k", value=value), audience=Audience.OPERATOR)
+        for n in (1, 2):
+            await at.used(n)
         await at.lost(3)
+        async with DurableRuntime(backend=at.backend) as api:
+            session = api.get_session(SESSION)
+            for turn in (await session.list_turns()).items:
+                _ = await session.get_turn(turn.turn_id).cancel(f"cancel {turn.turn_id}")
+            await session.close()
         kept = await at.used(1, other)
-        await at.backend.execute(c.CloseSession(session=SESSION))
         for _ in range(slices):
             await at.backend.execute(c.DropSession(session=SESSION), audience=Audience.OPERATOR)
             await at.sweep()
