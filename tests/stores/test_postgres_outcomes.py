@@ -27,7 +27,7 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.spi.record_store import PAGE_MAX, Change, Committed, LogRange, Range, Reads, ReadyRow, View
 from agentscope_durable.stores._postgres_errors import translate
-from agentscope_durable.stores.records import _postgres_lanes
+from agentscope_durable.stores.records import _postgres_contended
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.testing.record_store import NOTHING, always, change, events
 from tests.servers.fixtures import Proxied
@@ -151,7 +151,7 @@ async def test_the_commit_of_a_contended_session_happens_once_when_its_answer_is
 async def test_what_cannot_be_looked_up_is_uncertain_and_what_was_not_sent_is_not(
     postgres: PostgresServer, proxied: Proxied, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_postgres_lanes, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(_postgres_contended, "SETTLE_SECONDS", 0.3)
     proxy = await proxied(postgres)
     async with opened(postgres.dsn(port=proxy.port), schema) as store, opened(postgres.dsn(), schema) as other:
         await write(store, "a")
@@ -292,7 +292,7 @@ async def _writes(store: PostgresRecordStore) -> bool:
 async def test_a_table_that_somebody_holds_is_waited_for_within_the_bound(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_postgres_lanes, "SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(_postgres_contended, "SETTLE_SECONDS", 0.2)
     async with opened(postgres.dsn(), schema, statement_timeout=0.2) as store, beside(postgres.dsn()) as other:
         await write(store, "a")
         async with asyncio.timeout(SECONDS):
@@ -341,6 +341,7 @@ async def test_a_server_without_room_for_a_connection_is_asked_again_later(
         (asyncpg.ProgramLimitExceededError("x"), Misuse),
         (asyncpg.ConnectionDoesNotExistError("x"), Unavailable),
         (asyncpg.InterfaceError("x"), Unavailable),
+        (asyncpg.InternalClientError("x"), Unavailable),
         (ConnectionRefusedError(), Unavailable),
         (TimeoutError(), Unavailable),
     ],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ log = logging.getLogger("agentscope_durable.stores")
 
 SESSION_SETTINGS: Final = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off"
 """What suits statements that are short and always the same. Only where the connection is ours from end to end."""
+SESSION_RESET: Final = "reset plan_cache_mode; reset enable_seqscan; reset jit"
 CONNECT_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 5.0
 STATEMENTS_CACHED: Final = 256
@@ -50,22 +51,26 @@ class DsnSource:
     """Connections that this store opens and closes.
 
     Args:
-        arguments: of `asyncpg.connect`.
+        arguments, named: of `asyncpg.connect`.
+        connect: what to call instead of it.
     """
 
-    def __init__(self, location: str, *arguments: Any, **named: Any) -> None:
+    def __init__(
+        self, location: str, *arguments: Any, connect: Callable[..., Any] = asyncpg.connect, **named: Any
+    ) -> None:
         self.location = location
+        self._connect = connect
         self._arguments = arguments
         self._named = named
 
     async def connect(self) -> Any:
         named = {"timeout": CONNECT_SECONDS, "statement_cache_size": STATEMENTS_CACHED, **self._named}
-        connection = await asyncpg.connect(*self._arguments, **named)
+        connection = await self._connect(*self._arguments, **named)
         try:
             if not await _direct(connection) and named["statement_cache_size"]:
                 # A prepared statement is a thing of a session as well, and there each transaction may have another.
                 await connection.close()
-                connection = await asyncpg.connect(*self._arguments, **(named | {"statement_cache_size": 0}))
+                connection = await self._connect(*self._arguments, **(named | {"statement_cache_size": 0}))
         except BaseException:
             connection.terminate()
             raise
@@ -99,6 +104,9 @@ class PoolSource:
     async def give_back(self, connection: Any) -> None:
         # The pool itself may be closed or terminated by now: then it has the connection already.
         with contextlib.suppress(*FAULTS):
+            if not connection.is_closed():
+                await connection.execute(SESSION_RESET, timeout=CLOSE_SECONDS)
+        with contextlib.suppress(*FAULTS):
             await self._pool.release(connection, timeout=CLOSE_SECONDS)
 
     def beside(self) -> Source:
@@ -113,7 +121,7 @@ class PoolSource:
         kept = {
             name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")
         }
-        return DsnSource(self.location, *arguments, **kept)
+        return DsnSource(self.location, *arguments, connect=getattr(self._pool, "_connect", asyncpg.connect), **kept)
 
 
 def quoted(name: str) -> str:

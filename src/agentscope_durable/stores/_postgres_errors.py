@@ -21,10 +21,11 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.stores._postgres_driver import asyncpg
 
-__all__ = ["FAULTS", "lost", "one_of_them", "raced", "translate"]
+__all__ = ["FAULTS", "lost", "one_of_them", "raced", "refused", "translate"]
 
-FAULTS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-"""What a statement or a connection can fail with that is not our own doing."""
+FAULTS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+"""What a statement or a connection can fail with that is not our own doing. The third is what asyncpg says when a
+server ends a connection just as it is used."""
 _READ_ONLY: Final = frozenset({"25006"})
 _BUSY: Final = frozenset({"40001", "40P01", "55P03", "57014", "55006"})
 _FULL: Final = frozenset({"53100"})
@@ -44,7 +45,12 @@ def lost(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")
         return fatal or isinstance(error, asyncpg.PostgresConnectionError) or _state(error).startswith(_ENDED)
-    return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError | asyncio.IncompleteReadError)
+    return isinstance(error, (*FAULTS, asyncio.IncompleteReadError)) and not isinstance(error, DurableError)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether the server, or the driver before it sent anything, refused what was asked: nothing of it is written."""
+    return not lost(error) and (bool(_state(error)) or isinstance(error, DurableError | asyncpg.DataError))
 
 
 def raced(error: BaseException) -> bool:
@@ -78,7 +84,7 @@ def translate(error: BaseException, location: str) -> BaseException:
         )
     elif isinstance(error, asyncpg.PostgresError) and not lost(error) and state.startswith(_DATA):
         ours = Misuse(f"a change cannot be stored: {type(error).__name__} ({state})")
-    elif isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError):
+    elif isinstance(error, FAULTS):
         reason = f" ({state})" if state else ""
         ours = Unavailable(f"the store {location!r} cannot be reached: {type(error).__name__}{reason}")
     else:

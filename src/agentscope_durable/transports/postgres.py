@@ -42,7 +42,7 @@ QUIET_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = (0.1, 0.5, 2.0, 5.0)
 """Before it connects again, the last one over and over."""
 CHANNEL_BYTES_MAX: Final = 63
-_FAULTS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_FAULTS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class PostgresWakeups:

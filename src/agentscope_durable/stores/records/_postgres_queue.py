@@ -1,0 +1,208 @@
+"""What every way to a PostgreSQL server has in common: members wait, a task serves them, a group is read and written.
+
+Rule: the caller waits beside the task, so that its cancellation reaches nothing that is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from agentscope_durable.contracts.errors import StoreBusy, Uncertain
+from agentscope_durable.spi.record_store import StoreStatistics
+from agentscope_durable.stores._postgres_connections import Line, Source
+from agentscope_durable.stores.records._postgres_clock import ServerClock
+from agentscope_durable.stores.records._postgres_group import Group, Member, Session, asked
+from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow
+from agentscope_durable.stores.records._postgres_tables import Tables
+
+__all__ = ["Heads", "Queue", "Shared"]
+
+log = logging.getLogger("agentscope_durable.stores")
+
+HEADS_MAX: Final = 8192
+"""Remembered heads at most; some 2 KB each."""
+
+
+class Figures:
+    """How busy the lanes are (BE-28)."""
+
+    def __init__(self) -> None:
+        self.changes = self.transactions = self.busy = 0
+        self.waited = self.longest = self.locked = 0.0
+
+    def count(self, member: Member) -> None:
+        waited = time.monotonic() - member.began
+        self.waited += waited
+        self.longest = max(self.longest, waited)
+        self.changes += member.answer is not None and member.answer.changed
+        self.busy += isinstance(member.error, StoreBusy)
+
+    def told(self, stored_bytes: int) -> StoreStatistics:
+        return StoreStatistics(
+            changes=self.changes,
+            transactions=self.transactions,
+            busy=self.busy,
+            waited_ms=int(self.waited * 1000),
+            longest_ms=int(self.longest * 1000),
+            locked_ms=int(self.locked * 1000),
+            stored_bytes=stored_bytes,
+        )
+
+
+class Heads:
+    """Heads as this process knows them. Whether one is still true shows when it is written."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, HeadRow] = {}
+
+    def learn(self, partition: str, head: HeadRow) -> None:
+        known = self.known
+        before = known.get(partition)
+        if before is not None and before.rev >= head.rev:
+            return
+        if before is None and len(known) >= HEADS_MAX:
+            known.clear()
+        known[partition] = head
+
+    def forget(self, partition: str) -> None:
+        self.known.pop(partition, None)
+
+
+class Shared:
+    """What the ways of one store have in common.
+
+    Args:
+        patience: seconds that one statement may take.
+    """
+
+    def __init__(self, tables: Tables, source: Source, clock: ServerClock, *, patience: float) -> None:
+        self.tables = tables
+        self.source = source
+        self.clock = clock
+        self.patience = patience
+        self.heads = Heads()
+        self.figures = Figures()
+
+    def tell(self, member: Member) -> None:
+        """This is its outcome."""
+        self.figures.count(member)
+        member.tell()
+
+
+class Queue:
+    """Members that wait for a connection, and the task that serves them while there are any."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.line = Line(shared.source)
+        self.waiting: deque[Member] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+    def put(self, member: Member) -> None:
+        self.waiting.append(member)
+        if self.task is None:
+            self.task = asyncio.create_task(self._run(), name="postgres-lane")
+
+    async def _run(self) -> None:
+        try:
+            while self.waiting:
+                members = self.next()
+                try:
+                    await self.carry(members)
+                except BaseException as error:
+                    # Unforeseen, or the loop is being shut down: nobody may wait for ever.
+                    self.end(members, Uncertain("the commit", reason=type(error).__name__))
+                    if not isinstance(error, Exception):
+                        self.end(list(self.waiting), Uncertain("the commit", reason=type(error).__name__))
+                        self.waiting.clear()
+                        raise
+                    log.exception("the store's lane failed in an unforeseen way")
+        finally:
+            self.task = None
+
+    def next(self) -> list[Member]:
+        raise NotImplementedError
+
+    async def carry(self, members: list[Member]) -> None:
+        raise NotImplementedError
+
+    def end(self, members: Sequence[Member], error: BaseException) -> None:
+        """These end with an error, unless they have ended."""
+        for member in members:
+            if not member.future.done():
+                member.forget()
+                member.error = error
+                self.shared.tell(member)
+
+    # -------------------------------------------------------------------- parts of a commit
+
+    async def read(self, group: Group, members: Sequence[Member], known: dict[str, HeadRow]) -> Answer:
+        """What these want to see. Their Sessions are then in the group."""
+        shared = self.shared
+        question = asked(members, known)
+        answer = Answer()
+        if question.partitions:
+            parts, arguments = question.statement()
+            rows = await self.line.fetch(shared.tables.reading(parts), arguments, timeout=shared.patience)
+            answer = question.answered(rows)
+            shared.clock.hear(answer.server_ms)
+        for member in members:
+            name = member.partition
+            session = group.sessions.get(name)
+            if name in question.partitions:
+                head = answer.head(name)
+                if session is None:
+                    group.sessions[name] = Session(head, fresh=True)
+                    shared.clock.witness(head.at_ms)
+                elif head.rev == session.base.rev:
+                    session.fresh = True
+                else:
+                    session.stale = True
+            elif session is None:
+                group.sessions[name] = Session(known[name], fresh=False)
+        return answer
+
+    async def decide(self, group: Group, members: Sequence[Member], known: dict[str, HeadRow]) -> None:
+        """Read and decide until every member has an answer, or must wait."""
+        more = list(members)
+        while more:
+            answer = await self.read(group, more, known)
+            more = group.decide(self.admitted(group, more, answer), answer, self.shared.clock.now())
+
+    def admitted(self, group: Group, members: list[Member], answer: Answer) -> list[Member]:
+        """Who is to be decided."""
+        del group, answer
+        return members
+
+    async def write(self, writers: Sequence[tuple[str, Session]]) -> set[str]:
+        """Send one statement; gives back who won."""
+        shared = self.shared
+        short = Group.step(writers[0][1]) if len(writers) == 1 else None
+        if short is not None:
+            record, arguments = short
+            statement = shared.tables.step(record=record)
+        else:
+            parts, arguments = Group.statement(writers)
+            statement = shared.tables.group(parts)
+        rows = await self.line.fetch(statement, arguments, timeout=shared.patience)
+        won: set[str] = set()
+        for n, p, server_ms in rows:
+            name, session = writers[n - 1]
+            won.add(name)
+            session.state = session.state._replace(p=p)
+            shared.clock.hear(server_ms)
+        return won
+
+    def settled(self, name: str, session: Session) -> None:
+        """The outcome of this Session is known: tell everyone."""
+        if session.writes:
+            self.shared.heads.learn(name, session.state)
+        elif session.fresh and session.base.p is not None:
+            self.shared.heads.learn(name, session.base)
+        for member in session.members:
+            self.shared.tell(member)
