@@ -25,7 +25,17 @@ from agentscope_durable.contracts.errors import (
     Unavailable,
     Uncertain,
 )
-from agentscope_durable.spi.record_store import PAGE_MAX, Change, Committed, LogRange, Range, Reads, ReadyRow, View
+from agentscope_durable.spi.record_store import (
+    PAGE_MAX,
+    Change,
+    Committed,
+    Erase,
+    LogRange,
+    Range,
+    Reads,
+    ReadyRow,
+    View,
+)
 from agentscope_durable.stores._postgres_errors import translate
 from agentscope_durable.stores.records import _postgres_contended
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
@@ -169,6 +179,47 @@ async def test_what_cannot_be_looked_up_is_uncertain_and_what_was_not_sent_is_no
         await proxy.accept()
         await write(store, "d")
         assert await written(store) == [b'["a"]', b'["b"]', b'["d"]']
+
+
+async def test_a_commit_whose_row_was_erased_before_it_was_looked_up_is_uncertain(
+    postgres: PostgresServer, proxied: Proxied, schema: str
+) -> None:
+    proxy = await proxied(postgres)
+    async with opened(postgres.dsn(port=proxy.port), schema) as store, opened(postgres.dsn(), schema) as other:
+        await write(store, "a")
+        lost = proxy.lose_answer(executes("durable_log"))
+        await proxy.refuse()
+        call = asyncio.ensure_future(write(store, "b"))
+        async with asyncio.timeout(SECONDS):
+            await lost.wait()
+        await other.transact("p", NOTHING, always(change(erase=Erase(PAGE_MAX))))
+        await proxy.accept()
+
+        with pytest.raises(Uncertain):
+            await call
+        assert (await store.read("p", NOTHING)).next_seq == 3, "it had happened, once"
+
+
+async def test_a_commit_that_may_still_arrive_is_not_said_to_be_refused(
+    postgres: PostgresServer, proxied: Proxied, schema: str
+) -> None:
+    asked: list[int] = []
+
+    def decide(view: View, now_ms: int) -> Change:
+        """Refused when it is decided again: as what depends on the time may be."""
+        asked.append(now_ms)
+        if len(asked) > 1:
+            raise LookupError("too late")
+        return change(entry=events("b"))
+
+    proxy = await proxied(postgres)
+    async with opened(postgres.dsn(port=proxy.port), schema) as store:
+        await write(store, "a")
+        lost = proxy.lose_request(executes("durable_log"))
+        with pytest.raises(Uncertain):
+            await store.transact("p", NOTHING, decide)
+        assert lost.is_set() and len(asked) == 2
+        assert await written(store) == [b'["a"]']
 
 
 async def test_a_cancelled_caller_leaves_the_write_alone(

@@ -28,6 +28,7 @@ from agentscope_durable.contracts.errors import (
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records._postgres_schema import schema_of as look
 from agentscope_durable.stores.records._postgres_tables import TABLES
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
@@ -146,6 +147,37 @@ async def test_the_search_path_says_where_unless_the_schema_is_named(
         assert (await second.records.read(f"{KEY.namespace}\x00{KEY.session_id}", NOTHING)).head is None
     with pytest.raises(NotFound):
         await PostgresBackend.open(f"{postgres.dsn()}?search_path=nowhere_at_all")
+
+
+@pytest.mark.spec("PG-10", "PG-09")
+async def test_large_bodies_go_to_the_object_store_that_was_given_and_else_beside_the_records(
+    postgres: PostgresServer, administrator: asyncpg.Connection, schema: str
+) -> None:
+    large = b'"' + b"x" * 100_000 + b'"'
+    await PostgresBackend.initialize_schema(postgres.dsn(), schema=schema)
+    mine = MemoryObjectStore()
+    for given in (None, mine):
+        backend = await PostgresBackend.open(postgres.dsn(), schema=schema, object_store=given)
+        await turn_ends(backend)
+        body = await backend.put_body(KEY, large)
+        assert await backend.open_body(KEY, body) == large
+        await backend.close()
+
+    assert await administrator.fetchval(f"select count(*) from {schema}.durable_body") == 1
+    assert len(await mine.list(f"{KEY.namespace}\x00{KEY.session_id}")) == 1, "and it was not closed"
+
+
+@pytest.mark.spec("PG-08")
+async def test_without_a_transport_hints_stay_within_the_process(postgres: PostgresServer, schema: str) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    async with (
+        PostgresBackend.open(postgres.dsn(), schema=schema, initialize_schema=True) as backend,
+        # It looks by itself once in an hour only: what it does, it was told.
+        DurableRuntime(backend=backend, harnesses=[harness], poll_interval=3600) as runtime,
+    ):
+        await runtime.start()
+        session = await runtime.create_session(KEY, "agent")
+        assert str(await session.call("r1", "go", timeout=30)) == "done"
 
 
 @pytest.mark.spec("PG-01", "PG-09")
