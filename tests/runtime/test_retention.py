@@ -10,11 +10,12 @@ import pytest
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import CheckpointPruned, NotFound, SessionDropped
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.options import EventStreamOptions
 from agentscope_durable.contracts.questions import Question
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final, say
-from tests.runtime.conftest import KEY, Hosts, all_events, refused
+from tests.runtime.conftest import KEY, Hosts, all_events, refused, until
 
 SCRIPT = (say("hm"), final("I know: {context}"))
 LATER = SessionKey("app", "later")
@@ -49,6 +50,31 @@ async def test_a_follower_ends_with_what_happened(hosts: Hosts) -> None:
         error = await refused(following, SessionDropped)
     assert error.session == "app/c1"
     assert seen[-1] == "session.closed", "that it was dropped is no event of a timeline that is there no more"
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["waiting", "in a callback that asks"])
+async def test_a_subscription_ends_and_asks_no_more(hosts: Hosts, asks: bool) -> None:
+    runtime = await hosts.open(SCRIPT)
+    session = await conversation(runtime, "a")
+    seen: list[str] = []
+    dropped = asyncio.Event()
+
+    async def told(item: Any) -> None:
+        seen.append(item.event.type)
+        if asks and item.event.type == "session.closed":
+            await dropped.wait()
+            await session.history()
+
+    subscription = session.subscribe_events(EventStreamOptions(), told)
+    await until(lambda: "turn.status" in seen)
+    await session.close()
+    await until(lambda: "session.closed" in seen)
+    await HostOperations(hosts.backend).drop_session(KEY)
+    dropped.set()
+
+    await until(subscription.is_closed)
+    assert isinstance(subscription.last_failure(), SessionDropped)
+    assert [type(error) for error in hosts.errors] == [SessionDropped], "told once"
 
 
 @pytest.mark.spec("AD-29")

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Self
 
-from agentscope_durable.contracts.errors import HostClosed, WrongLoop
+from agentscope_durable.contracts.errors import HostClosed, SessionDropped, WrongLoop
 from agentscope_durable.contracts.events import Committed, SessionStreamEvent, SnapshotReset
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.keys import spell
 from agentscope_durable.runtime.classify import ends_the_program
 from agentscope_durable.runtime.door import Door
 from agentscope_durable.runtime.observers import Listener
@@ -110,6 +111,10 @@ class EventSubscription:
                 except HostClosed as error:
                     self._failure = self._failure if self._door.closed else error
                     return
+                except SessionDropped as error:
+                    # Nothing will come of it any more, however often it is asked.
+                    self._failed(error, "a subscription has ended")
+                    return
                 except Exception as error:  # noqa: BLE001 - tried again from where it stands (ST-11)
                     self._failed(error)
                     await self._pause()
@@ -155,6 +160,9 @@ class EventSubscription:
                 if ends_the_program(error, self._task):
                     raise
                 self._failed(error)
+                if isinstance(error, SessionDropped) and error.session == spell(self._session):
+                    # What it is called about is gone: no later call would end otherwise.
+                    self._closed = True
                 return False
             finally:
                 self._call_now = None
@@ -165,9 +173,9 @@ class EventSubscription:
         if not self._closed:
             await self._door.environment.sleep(self._door.poll_interval)
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, what: str = "a subscription is tried again") -> None:
         self._failure = error
-        self._door.report(error, "a subscription is tried again", session_id=self._session.session_id)
+        self._door.report(error, what, session_id=self._session.session_id)
 
 
 class _Closing:
