@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--store", choices=("memory", "sqlite"))
     parser.add_argument("--mutant", choices=sorted(MUTANTS))
+    parser.add_argument("--mutants", action="store_true", help="then find every planted bug, too")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--raw", action="store_true", help="do not cut a failing story down")
@@ -94,7 +95,7 @@ def main() -> int:
     if given.seed is not None:
         return one(given)
     if given.mutant is not None:
-        return mutant(given)
+        return int(not found(given.mutant, given))
     return many(given)
 
 
@@ -109,16 +110,16 @@ def one(given: Any) -> int:
     return int(outcome.failed)
 
 
-def mutant(given: Any) -> int:
-    with MUTANTS[given.mutant]():
+def found(name: str, given: Any) -> bool:
+    with MUTANTS[name]():
         for number, seed in enumerate(range(given.first, given.first + given.seeds), 1):
             # A planted bug may be one store's.
             outcome = play(draw(seed, given.store or "memory"))
             if outcome.failed:
-                print(f"mutant {given.mutant}: found within {number} seeds: {str(outcome.violation)[:200]}")
-                return 0
-    print(f"mutant {given.mutant}: NOT found within {given.seeds} seeds")
-    return 1
+                print(f"mutant {name}: found within {number} seeds: {str(outcome.violation)[:200]}")
+                return True
+    print(f"mutant {name}: NOT found within {given.seeds} seeds")
+    return False
 
 
 def many(given: Any) -> int:
@@ -146,6 +147,7 @@ def many(given: Any) -> int:
                 store = given.store or store_of(seed)
                 say(play(draw(seed, store)), shorter=not given.raw and len(bad) <= 3)
     seconds = time.monotonic() - began
+    hidden = [name for name in MUTANTS if not found(name, given)] if given.mutants else []
     missing = unreached(sometimes) if given.seeds >= 200 else []
     lines = [
         f"source {digest()}",
@@ -164,7 +166,7 @@ def many(given: Any) -> int:
         given.report.write_text("\n".join(lines) + "\n")
     if missing:
         print("not reached: " + ", ".join(missing))
-    return int(bool(bad or missing))
+    return int(bool(bad or missing or hidden))
 
 
 def _quiet() -> None:

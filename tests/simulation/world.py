@@ -47,7 +47,13 @@ from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness
-from agentscope_durable.testing.simulated_loop import ACTOR, SimulatedClock, SimulatedEnvironment, SimulatedLoop
+from agentscope_durable.testing.simulated_loop import (
+    ACTOR,
+    SimulatedClock,
+    SimulatedEnvironment,
+    SimulatedHeartbeat,
+    SimulatedLoop,
+)
 from tests.simulation.schedule import (
     CLIENTS,
     HOSTS,
@@ -88,58 +94,7 @@ class Backend(TransactionalSessionBackend):
             COMMAND.reset(token)
 
     def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Any:
-        return Beat(self.link, owner, lease_ms, published)
-
-
-class Beat:
-    """`Heartbeat` on timers: a thread of a stopped process does not run either."""
-
-    def __init__(self, link: Link, owner: str, lease_ms: int, published: bytes) -> None:
-        self._link = link
-        self._owner = owner
-        self._lease_ms = lease_ms
-        self._published = published
-        self._began = self._stopping = False
-        self._timer: asyncio.TimerHandle | None = None
-        self.last_renewal = 0.0
-        self.failure: BaseException | None = None
-
-    def start(self) -> None:
-        if self._began or self._stopping:
-            return
-        self._link.announce(self._owner)
-        self._renew()
-        if self.failure is not None:
-            raise self.failure
-        self._began = True
-        self._next()
-
-    def _next(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._lease_ms / 3000, self._beat)
-
-    def _beat(self) -> None:
-        self._renew()
-        self._next()
-
-    def _renew(self) -> None:
-        try:
-            self._link.renew(self._owner, self._lease_ms, self._published)
-        except Exception as error:
-            self.failure = error
-        else:
-            self.failure = None
-            self.last_renewal = asyncio.get_running_loop().time()
-
-    def publish(self, published: bytes) -> None:
-        self._published = published
-
-    async def stop(self, *, release: bool = True) -> None:
-        self._stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if release and self._began:
-            self._began = False
-            await self._link.release(self._owner)
+        return SimulatedHeartbeat(self.link.world.loop, self.link, owner, lease_ms, published)  # type: ignore[arg-type]
 
 
 class Link:

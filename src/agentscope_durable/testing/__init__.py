@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from agentscope_durable.testing.record_store import RecordStoreContract
     from agentscope_durable.testing.scripted_harness import ScriptedHarness
     from agentscope_durable.testing.session_backend import SessionBackendContract
-    from agentscope_durable.testing.simulated_loop import SimulatedClock, SimulatedEnvironment, SimulatedLoop
+    from agentscope_durable.testing.simulated_loop import (
+        SimulatedClock,
+        SimulatedEnvironment,
+        SimulatedHeartbeat,
+        SimulatedLoop,
+    )
     from agentscope_durable.testing.wakeups import WakeupsContract
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "SessionBackendContract",
     "SimulatedClock",
     "SimulatedEnvironment",
+    "SimulatedHeartbeat",
     "SimulatedLoop",
     "WakeupsContract",
 ]
@@ -56,6 +62,7 @@ _HOMES = {
     "SessionBackendContract": "session_backend",
     "SimulatedClock": "simulated_loop",
     "SimulatedEnvironment": "simulated_loop",
+    "SimulatedHeartbeat": "simulated_loop",
     "SimulatedLoop": "simulated_loop",
     "WakeupsContract": "wakeups",
 }

@@ -26,14 +26,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 from agentscope_durable.spi.environment import SYSTEM, Thread
+from agentscope_durable.spi.record_store import RecordStore
 
-__all__ = ["ACTOR", "Overrun", "SimulatedClock", "SimulatedEnvironment", "SimulatedLoop", "Stuck"]
+__all__ = ["ACTOR", "Overrun", "SimulatedClock", "SimulatedEnvironment", "SimulatedHeartbeat", "SimulatedLoop", "Stuck"]
 
 T = TypeVar("T")
 
 ACTOR: Final = contextvars.ContextVar("actor", default="world")
 """Which actor the running callback belongs to. Tasks pass it on to what they begin."""
 
+RENEWALS_PER_LEASE: Final = 3
 THREAD_SECONDS: Final = 60.0
 """Real seconds that `drive` waits for a thread before it gives up."""
 
@@ -353,6 +355,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             heapq.heappush(self._timers, (when, self.number(), handle, actor))
         return handle
 
+    def after(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call it in so many simulated seconds, for the actor that asks."""
+        return self._set(self._now + seconds, callback, (), None)
+
     async def rest(self, seconds: float) -> None:
         """As `asyncio.sleep`, on this loop."""
         if seconds <= 0:
@@ -457,6 +463,70 @@ class SimulatedEnvironment:
     async def call_in_thread(self, call: Callable[[], T]) -> T:
         await _Pause()
         return call()
+
+
+class SimulatedHeartbeat:
+    """A `Heartbeat` on the timers of the loop: that of a frozen host does not beat either.
+
+    A backend's own beats in a thread, by the real clock. In a simulated world give the hosts a backend whose
+    `heartbeat` makes one of these.
+
+    Args:
+        records: the store, as this host reaches it.
+    """
+
+    def __init__(self, loop: SimulatedLoop, records: RecordStore, owner: str, lease_ms: int, published: bytes) -> None:
+        self._loop = loop
+        self._records = records
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._published = published
+        self._began = self._stopping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_renewal = 0.0
+        self._failure: BaseException | None = None
+
+    @property
+    def last_renewal(self) -> float:
+        return self._last_renewal
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    def publish(self, published: bytes) -> None:
+        self._published = published
+
+    def start(self) -> None:
+        if self._began or self._stopping:
+            return
+        self._records.announce(self._owner)
+        self._renew()
+        if self._failure is not None:
+            raise self._failure
+        self._began = True
+        self._timer = self._loop.after(self._lease_ms / 1000 / RENEWALS_PER_LEASE, self._beat)
+
+    def _beat(self) -> None:
+        self._renew()
+        self._timer = self._loop.after(self._lease_ms / 1000 / RENEWALS_PER_LEASE, self._beat)
+
+    def _renew(self) -> None:
+        try:
+            self._records.renew(self._owner, self._lease_ms, self._published)
+        except Exception as error:  # noqa: BLE001 - the next beat tries again; the runtime sees `failure`
+            self._failure = error
+        else:
+            self._failure = None
+            self._last_renewal = self._loop.now
+
+    async def stop(self, *, release: bool = True) -> None:
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if release and self._began:
+            self._began = False
+            await self._records.release(self._owner)
 
 
 def _wake(future: asyncio.Future[Any]) -> None:
