@@ -170,3 +170,50 @@ async def test_a_reading_is_answered_whenever_it_comes(
         for _ in range(3):
             assert (await store.read("nobody", Reads())).head is None
     await store.close()
+
+
+@pytest.mark.spec("BE-15", "BE-28")
+async def test_a_step_of_a_long_session_touches_no_more_pages_than_one_of_a_short_one(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    schema = schema_of(tmp_path)
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema, initialize_schema=True)
+    world = await world_in(store)
+    administrator = await asyncpg.connect(postgres.dsn())
+    number = 0
+
+    async def said(steps: int) -> int:
+        """Pages of tables and indexes that so many steps touched."""
+        nonlocal number
+        before, rows = await _touched(administrator, store, schema)
+        for _ in range(steps):
+            number += 1
+            await world.say("x" * 400, reasoning=number)
+        async with asyncio.timeout(30):
+            while True:
+                after, now = await _touched(administrator, store, schema)
+                if now >= rows + steps:
+                    return after - before
+                await asyncio.sleep(0.05)
+
+    await said(5)
+    short = await said(30)
+    await said(400)
+    long = await said(30)
+    await administrator.close()
+    await store.close()
+
+    assert long <= short * 1.5 + 30, "an index may have become a level deeper"
+
+
+async def _touched(administrator: asyncpg.Connection, store: PostgresRecordStore, schema: str) -> tuple[int, int]:
+    """Pages touched so far, and rows of the log, as told by server processes that have ended."""
+    for lane in store._lanes._lanes:
+        await lane.line.close()
+    [(pages, rows)] = await administrator.fetch(
+        """select sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint,
+            sum(case when i.relname='durable_log' then n_tup_ins else 0 end)::bigint
+            from pg_statio_user_tables i join pg_stat_user_tables t using(relid) where i.schemaname=$1""",
+        schema,
+    )
+    return pages, rows
