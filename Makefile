@@ -47,7 +47,7 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 .PHONY: simulate matrix docs format
 
 help:
-	@sed -n '4,18p' Makefile | cut -c5-
+	@sed -n '4,17p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
