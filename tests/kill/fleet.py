@@ -21,21 +21,18 @@ SCRIPT = [say("one"), local("look", value="two", rule=ReplayRule.SAFE), say("thr
 
 
 async def main(job: dict[str, Any]) -> None:
-    harness = ScriptedHarness(SCRIPT, ledger=EffectLedger(job["ledger"]))
+    harness = Harness("agent", "v1", ScriptedHarness(SCRIPT, ledger=EffectLedger(job["ledger"])))
     while True:
         try:
-            backend = await PostgresBackend.open(job["dsn"], schema=job["schema"])
-            break
+            async with (
+                PostgresBackend.open(job["dsn"], schema=job["schema"]) as backend,
+                DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05, lease=job["lease"]) as runtime,
+            ):
+                await runtime.start()
+                await asyncio.Event().wait()
         except Retry:
+            # It could not start, for its database was away. Whoever looks after processes starts it again.
             await asyncio.sleep(0.05)
-    async with (
-        backend,
-        DurableRuntime(
-            backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05, lease=job["lease"]
-        ) as runtime,
-    ):
-        await runtime.start()
-        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -6,15 +6,17 @@ import fcntl
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / "build" / "servers" / "debian"
 """Where `make servers` unpacks packages that it may not install."""
+LOWEST_PORT = 15_000
 POSTGRES_15 = "DURABLE_POSTGRES_15"
 """The variable that names the folder of PostgreSQL 15's programs, where it is not in its Debian place."""
 
@@ -118,6 +120,10 @@ def _for_the_user(program: Path, *trees: Path | None) -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port for a server that goes away and comes back: below those that outgoing connections are given meanwhile."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = secrets.choice(range(LOWEST_PORT, max(lowest_given, LOWEST_PORT + 1_000)))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
