@@ -19,6 +19,7 @@ from agentscope_durable.contracts.errors import (
     HostClosed,
     Incompatible,
     InvalidRequest,
+    Misuse,
     NotADatabase,
     NotFound,
     StoreReadOnly,
@@ -197,6 +198,24 @@ async def test_a_pool_of_the_applications_is_used_and_left_open(
         assert await pool.fetchval("show plan_cache_mode") == "auto", "and as it was"
         with pytest.raises(HostClosed):
             await backend.owners()
+
+
+async def test_a_pool_that_cannot_serve_is_refused_with_the_reason(postgres: PostgresServer, schema: str) -> None:
+    await PostgresBackend.initialize_schema(postgres.dsn(), schema=schema)
+    async with asyncpg.create_pool(postgres.dsn(), min_size=0, max_size=5) as small:
+        with pytest.raises(InvalidRequest, match="room for 5"):
+            await PostgresBackend.open(small, schema=schema)
+    with pytest.raises(Misuse, match="has not been opened"):
+        await PostgresBackend.open(asyncpg.create_pool(postgres.dsn(), min_size=0), schema=schema)
+    async with asyncpg.create_pool(postgres.dsn(), min_size=0, max_size=6) as pool:
+
+        async def elsewhere() -> None:
+            with pytest.raises(DurableError):
+                await asyncio.wait_for(PostgresRecordStore.open(pool, schema=schema), 30)
+
+        # A pool that has been used on its own loop cannot be used on another.
+        await pool.fetchval("select 1")
+        await asyncio.to_thread(asyncio.run, elsewhere())
 
 
 @pytest.mark.spec("PG-01")

@@ -29,6 +29,8 @@ SESSION_SETTINGS: Final = "set plan_cache_mode = force_generic_plan; set enable_
 SESSION_RESET: Final = "reset plan_cache_mode; reset enable_seqscan; reset jit"
 CONNECT_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 5.0
+POOL_MIN: Final = 6
+"""Connections that are kept of a pool: of commits two, of contended Sessions one, of readings two, of bodies one."""
 STATEMENTS_CACHED: Final = 256
 """Prepared statements of a connection: more than the store has texts."""
 
@@ -88,6 +90,12 @@ class PoolSource:
     """Connections of a pool that belongs to the application: never closed here."""
 
     def __init__(self, pool: Any) -> None:
+        if pool.get_max_size() < POOL_MIN:
+            raise InvalidRequest(
+                f"the pool has room for {pool.get_max_size()} connections, and up to {POOL_MIN} of it are kept: "
+                f"give it a max_size of {POOL_MIN} and what else uses it",
+                path="max_size",
+            )
         self._pool = pool
         self.location = _location_of_pool(pool)
 
@@ -224,8 +232,10 @@ class Line:
 
 
 def _unconnected(error: Exception, location: str) -> BaseException:
-    if isinstance(error, asyncpg.InterfaceError) and "different loop" in str(error):
+    if "different loop" in str(error):
         return Misuse("the pool belongs to another event loop than the one the store is opened on")
+    if isinstance(error, asyncpg.InterfaceError) and "not initialized" in str(error):
+        return Misuse("the pool has not been opened: `await asyncpg.create_pool(...)`, or enter it")
     if isinstance(error, ValueError):
         return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path="dsn")
     return translate(error, location)
