@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -309,14 +310,17 @@ async def test_two_sweeps_at_once_and_a_host_that_puts_and_refers(objects: Objec
 # ---- killed ----
 
 SWEEPER = """
-    import asyncio, sys
+    import asyncio, json, sys
     from agentscope_durable import _failpoints
     from agentscope_durable.assembly import LocalBackend
     from agentscope_durable.runtime.operations import HostOperations
     from agentscope_durable.testing.manual_clock import ManualClock
     async def main():
-        clock = ManualClock(int(sys.argv[2]))
-        async with LocalBackend.open(sys.argv[1], clock=clock) as backend:
+        clock, options, objects = ManualClock(int(sys.argv[2])), json.loads(sys.argv[5]), None
+        if options:
+            from agentscope_durable.stores.objects.cloud import S3ObjectStore
+            objects = S3ObjectStore(**options)
+        async with LocalBackend.open(sys.argv[1], clock=clock, object_store=objects) as backend:
             # From here on: opening the store is not what is told of.
             _failpoints.arm(sys.argv[3], nth=int(sys.argv[4]))
             await HostOperations(backend).sweep_objects()
@@ -330,20 +334,34 @@ PLACES = [
 ]
 
 
+@pytest.mark.parametrize("where", ["files", "bucket"])
 @pytest.mark.parametrize(("point", "nth"), PLACES)
-async def test_killed_anywhere_the_next_sweep_ends_it(tmp_path: Path, point: str, nth: int) -> None:
-    async with sweeping(tmp_path, None) as at:
+async def test_killed_anywhere_the_next_sweep_ends_it(
+    tmp_path: Path, bucket: Server, point: str, nth: int, where: str
+) -> None:
+    options = {} if where == "files" else {"prefix": tmp_path.name, **bucket.options}
+    objects = S3ObjectStore(**options) if options else None
+    async with sweeping(tmp_path, objects) as at:
         await at.created()
         used = await at.used(0)
         lost = [await at.lost(n) for n in range(1, 4)]
     later = START + DAY
     killed = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SWEEPER), str(tmp_path), str(later), point, str(nth)],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(SWEEPER),
+            str(tmp_path),
+            str(later),
+            point,
+            str(nth),
+            json.dumps(options),
+        ],
         env={**os.environ},
         check=False,
     )
     assert killed.returncode == -9
-    async with sweeping(tmp_path, None, ManualClock(later)) as at:
+    async with sweeping(tmp_path, objects, ManualClock(later)) as at:
         assert await at.whole(used)
         # Whether it was marked or not: what comes back is another object, or the same one before the sweep.
         body = await at.used(1)

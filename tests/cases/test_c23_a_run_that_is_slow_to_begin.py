@@ -154,7 +154,9 @@ class SlowTools:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+async def test_a_cancel_breaks_off_what_is_slow_and_the_next_turn_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     world = World(tmp_path)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
@@ -170,7 +172,9 @@ async def test_a_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: 
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+async def test_a_pause_breaks_off_what_is_slow_and_resume_begins_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     world = World(tmp_path)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
@@ -183,7 +187,9 @@ async def test_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: s
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_the_end_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+async def test_the_end_of_its_host_breaks_off_what_is_slow_and_another_host_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     world = World(tmp_path)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
@@ -198,7 +204,9 @@ async def test_the_end_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+async def test_a_takeover_breaks_off_what_is_slow_in_the_former_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     # Not cancelled by force after a while: the Run hears of it.
     monkeypatch.setattr(runner, "FENCED_SECONDS", 10 * SECONDS)
     clock = ManualClock()

@@ -178,4 +178,5 @@ async def test_a_state_of_agentscope_needs_no_codec_to_be_named(hosts: Hosts, ty
     await typed("fork", SESSION, positions[1], SESSION, "branch")
 
     for thread in (session.main_thread(), session.get_thread("branch")):
-        await (await thread.submit(f"again-{thread.thread_id}", "And?")).wait(SECONDS)
+        turn = await thread.submit(f"again-{thread.thread_id}", "And?")
+        assert str(await turn.wait(SECONDS)) == "Hello."

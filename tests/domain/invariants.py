@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.change import ReadyRow
 from agentscope_durable.contracts.events import BODY_FIELDS, EventFilter, PublicEvent
 from agentscope_durable.contracts.identity import SessionKey
@@ -28,6 +29,8 @@ from agentscope_durable.contracts.records import (
     InputRecord,
     InteractionRecord,
     MessageIndex,
+    ObjectRecord,
+    ObjectState,
     RunRecord,
     SessionHead,
     SignalRecord,
@@ -173,6 +176,7 @@ class World:
             self._thread(before, now, thread)
             self._checkpoints(before, now, thread)
         self._interactions(now)
+        self._bodies(now)
         if now.pruned != before.pruned:
             self._left(now)
 
@@ -416,6 +420,18 @@ class World:
             assert waiting is not None
         elif execution.state is ExecutionState.RUNNING:
             assert waiting is not None or running is not None, "a running execution that nobody will look at again"
+
+    @staticmethod
+    def _bodies(now: Dump) -> None:
+        """What a record that may go refers to is counted, and no body that is referred to can be swept (D11)."""
+        if now.head is None or now.head.status.gone:
+            return
+        counted = Counter(body.name for body in now.all("content/", Body) if body.is_reference)
+        for key, mark in ((key, now.one(key, ObjectRecord)) for key in now.records if key.startswith(keys.OBJECTS)):
+            uses = counted.pop(key.removeprefix(keys.OBJECTS), 0)
+            assert mark.uses == uses, "as many as refer to a body are counted"
+            assert (mark.state is ObjectState.REFERENCED) == (mark.kept or uses > 0), "its mark says who needs it"
+        assert not counted, "a record refers to a body that has no mark"
 
     def _interactions(self, now: Dump) -> None:
         for turn_id, (_, state) in now.turns.items():

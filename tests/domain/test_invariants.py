@@ -52,6 +52,7 @@ from agentscope_durable.contracts.status import (
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.domain import positions, pruning
 from agentscope_durable.domain.execution import item_of
+from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.domain.rules import RULES
 from tests.domain.invariants import ASKS
 from tests.domain.stage import BINDING, FOR_GOOD, SESSION, TRY_AGAIN, Stage, external, gated, local, question, text
@@ -429,15 +430,27 @@ class Players:
         return self._submit()
 
     def _object(self) -> Act:
-        known = [key.removeprefix(keys.OBJECTS) for key in self.dump.records if key.startswith(keys.OBJECTS)]
-        choice = self.random.randrange(4)
-        if choice == 0 and known:
-            return self._command(c.PutPolicy, key="large", value=Body(name=self._some(known), size=1))
-        if choice == 1:
-            return self._command(c.SweepObjects)
-        if choice == 2 and known:
-            return self._command(c.ForgetObjects, names=tuple(self._subset(known)))
-        return self._command(c.RecordObject, digest=self._some(("0" * 64, "1" * 64)), size=1)
+        """Some of the life of a body: the whole of it would be seen too seldom."""
+
+        def known() -> list[str]:
+            return [key.removeprefix(keys.OBJECTS) for key in self.dump.records if key.startswith(keys.OBJECTS)]
+
+        life: list[Callable[[], Act]] = [
+            lambda: self._command(c.RecordObject, digest=self._some(("0" * 64, "1" * 64)), size=1),
+            lambda: self._command(
+                c.SubmitTurn,
+                thread_id=self._some(THREADS),
+                request_id=self._request_id(),
+                content=Body(name=self._some(known()) or "no", size=1),
+                digest="d",
+            ),
+            lambda: Advance(ORPHAN_AGE_MS + 1),
+            lambda: self._command(c.SweepObjects),
+            lambda: self._command(c.ForgetObjects, names=tuple(self._subset(known(), 0.8))),
+        ]
+        for step in self._subset(life, 0.8):
+            self._act(step())
+        return self._command(c.SweepObjects)
 
     # ---- hosts ----
 

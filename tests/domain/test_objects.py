@@ -8,7 +8,7 @@ import pytest
 
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.bodies import Body, object_digest
+from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, Body, body_of, object_digest
 from agentscope_durable.contracts.errors import BodySwept, InvalidRequest, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import ObjectRecord, ObjectState
@@ -32,7 +32,7 @@ def names(stage: Stage) -> set[str]:
     return {key.removeprefix(keys.OBJECTS) for key in stage.world.dump.records if key.startswith(keys.OBJECTS)}
 
 
-def submit(stage: Stage, name: str, request_id: str = "r1") -> Any:
+def submit(stage: Stage, name: str, request_id: str = "large") -> Any:
     body = Body(name=name, size=len(CONTENT))
     command = c.SubmitTurn(session=stage.session, thread_id="main", request_id=request_id, content=body, digest="d")
     return stage.do(command)
@@ -158,3 +158,96 @@ def test_a_session_that_is_not_there_has_nothing_to_sweep() -> None:
     for command in (c.SweepObjects(session=stage.session), c.ForgetObjects(session=stage.session, names=("a",))):
         with stage.refuses(NotFound):
             stage.do(command)
+
+
+# ---- what may go ----
+
+
+class Files:
+    """A Turn that writes files over with contents in the object store."""
+
+    def __init__(self) -> None:
+        self.stage = Stage()
+        self.owner = self.stage.running()
+        self.versions: dict[str, int] = {}
+        self.numbers = 0
+
+    def put(self, path: str, name: str | None) -> None:
+        """Write a file, or remove it: one commit."""
+        before = self.versions.get(path, 0)
+        if name is None:
+            entry = c.EntryCommit(path=(path,), expected=before)
+            del self.versions[path]
+        else:
+            self.numbers += 1
+            self.versions[path] = version = self.numbers
+            content = Body(name=name, size=LARGE)
+            entry = c.EntryCommit(
+                path=(path,), expected=before, version=version, number=self.numbers, size=LARGE, content=content
+            )
+        self.owner.step(workspace=(entry,))
+
+    def known(self, name: str) -> tuple[ObjectState, int, bool]:
+        found = self.stage.get(keys.object_(name), ObjectRecord)
+        return found.state, found.uses, found.kept
+
+
+LARGE = INLINE_MAX_BYTES + 1
+"""What the commit says of its size; the bytes themselves no decision ever sees."""
+
+
+def test_a_body_goes_with_the_last_file_that_refers_to_it_and_a_day_later() -> None:
+    files = Files()
+    stage, name = files.stage, mark(files.stage).name
+    for path in ("a", "b"):
+        files.put(path, name)
+    assert files.known(name) == (ObjectState.REFERENCED, 2, False)
+    files.put("a", None)
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == ()
+    files.put("b", mark(stage, b"other").name)
+    assert files.known(name) == (ObjectState.PENDING, 0, False)
+    assert sweep(stage).names == (), "who has read the record before is given a day to read the body"
+    stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(stage).names == (name,)
+
+
+def test_the_same_body_again_changes_nothing() -> None:
+    files = Files()
+    name = mark(files.stage).name
+    for _ in range(3):
+        files.put("a", name)
+        assert files.known(name) == (ObjectState.REFERENCED, 1, False)
+
+
+def test_what_something_that_stays_refers_to_stays() -> None:
+    files = Files()
+    name = mark(files.stage).name
+    files.put("a", name)
+    submit(files.stage, name)
+    files.put("a", None)
+    files.stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(files.stage).names == ()
+    assert files.known(name) == (ObjectState.REFERENCED, 0, True)
+
+
+def test_a_body_that_comes_back_before_it_is_swept_is_used_again() -> None:
+    files = Files()
+    name = mark(files.stage).name
+    files.put("a", name)
+    files.put("a", None)
+    assert mark(files.stage).name == name
+    files.put("b", name)
+    files.stage.pass_time(ORPHAN_AGE_MS + 1)
+    assert sweep(files.stage).names == ()
+
+
+def test_a_file_that_is_small_costs_no_look_at_its_content() -> None:
+    stage = Stage()
+    owner = stage.running()
+    for number in (1, 2):
+        entry = c.EntryCommit(
+            path=("a",), expected=number - 1, version=number, number=number, size=3, content=body_of("x")
+        )
+        owner.step(workspace=(entry,))
+        assert stage.rounds == 0

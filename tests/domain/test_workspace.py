@@ -193,7 +193,7 @@ def test_a_path_that_is_none_is_refused(path: EntryPath) -> None:
         owner.step(workspace=(put(path, 0, 1),))
 
 
-def test_the_bounds_hold() -> None:
+def test_a_workspace_beyond_a_bound_is_refused() -> None:
     stage = Stage()
     owner = stage.running()
     with stage.refuses(TooLarge):

@@ -324,7 +324,7 @@ async def test_the_submit_handle_observes_the_turn(hosts: Hosts) -> None:
 
 
 @pytest.mark.spec("AD-26", "Q-07", "Q-08", "CT-07")
-async def test_the_documented_investigation(hosts: Hosts) -> None:
+async def test_the_documented_investigation_is_steered_and_the_turn_behind_it_never_begins(hosts: Hosts) -> None:
     gates = Gates()
     harness = ScriptedHarness([Stall(gate="g"), local("look"), final("looked, then: {inputs}")], gates=gates)
     runtime = await hosts.open(harness)

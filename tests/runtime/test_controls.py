@@ -371,7 +371,9 @@ async def test_cancel_skips_the_backoff(hosts: Hosts, clock: ManualClock) -> Non
 
 @pytest.mark.spec("CT-16")
 @pytest.mark.parametrize(("kind", "end"), [("ValueError", TurnStatus.FAILED), ("OSError", TurnStatus.PAUSED)])
-async def test_failing_while_pausing(hosts: Hosts, clock: ManualClock, kind: str, end: TurnStatus) -> None:
+async def test_a_failure_while_pausing_is_for_good_or_leaves_the_turn_paused(
+    hosts: Hosts, clock: ManualClock, kind: str, end: TurnStatus
+) -> None:
     gates = Gates()
     harness = ScriptedHarness([local("t", gate="g"), Fail(kind=kind, runs=1), final("ok")], gates=gates)
     runtime = await hosts.open(_Blind(harness))

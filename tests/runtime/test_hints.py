@@ -93,7 +93,10 @@ async def test_a_listener_whose_loop_has_ended_is_no_error() -> None:
     kept: list[object] = []
     await asyncio.to_thread(lambda: asyncio.run(leave_without_closing()))
 
-    wakeups.publish(("a",))
+    async with wakeups.listen() as heard:
+        wakeups.publish(("a",))
+        async with asyncio.timeout(10):
+            assert await anext(heard) == {"a"}, "and keeps the hint from nobody"
 
 
 @pytest.mark.spec("BE-12")

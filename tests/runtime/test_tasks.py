@@ -17,7 +17,8 @@ async def test_a_cancellation_that_meets_the_clean_up_is_raised_when_it_is_done(
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            for _ in range(5):
+                await asyncio.sleep(0)
             ended.append("inner")
 
     inner = asyncio.ensure_future(slow_to_end())

@@ -31,7 +31,7 @@ from agentscope_durable.contracts.status import (
 
 STORAGE_FORMAT = 8
 """Layout of a Session's records. Any other number is refused untouched (BE-27)."""
-STORAGE_REVISION = "8.dev9"
+STORAGE_REVISION = "8.dev11"
 """Until release 0.1.0 the development revision is part of the format (D7)."""
 
 ACTIVE_THREADS_MAX = 64
@@ -523,8 +523,8 @@ class MessageIndex(_Record, frozen=True):
 class ObjectState(StrEnum):
     """How it stands with an object (D11).
 
-    PENDING     about to be put, or put; no commit refers to it.
-    REFERENCED  a commit refers to it.
+    PENDING     about to be put, or put; nothing refers to it yet, or any more.
+    REFERENCED  something refers to it.
     SWEEPING    it is being removed. There is no way back from here: no commit may refer to it any more.
     """
 
@@ -538,11 +538,15 @@ class ObjectRecord(_Record, frozen=True):
 
     Attributes:
         marked_ms: when it came to this state; a body that is put again while it is pending is marked anew.
+        kept: something refers to it that stays as long as the Session does.
+        uses: contents of workspaces that refer to it and may go.
     """
 
     state: ObjectState
     size: int
     marked_ms: int
+    kept: bool = False
+    uses: int = 0
 
 
 class LateFact(_Record, frozen=True):

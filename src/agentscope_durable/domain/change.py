@@ -65,6 +65,22 @@ def ready_hint(kind: str, klass: str) -> str:
     return "r:" + blake2b(f"{kind}\x00{klass}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+class _Use:
+    """What a commit changes about who refers to a body.
+
+    Attributes:
+        new: it refers to it.
+        kept: from something that stays.
+        more: records that may go and refer to it now, less those that did.
+    """
+
+    __slots__ = ("kept", "more", "new")
+
+    def __init__(self) -> None:
+        self.new = self.kept = False
+        self.more = 0
+
+
 class Draft:
     """The change under construction. `head` and records are replaced, never changed in place."""
 
@@ -97,7 +113,7 @@ class Draft:
         self._puts: dict[str, bytes | None] = {}
         self._ready: dict[tuple[str, str], ReadyRow | None] = {}
         self._hints: dict[str, None] = {}
-        self._bodies: set[str] = set()
+        self._bodies: dict[str, _Use] = {}
         self._journal = b""
         self._own = ""
         self._stream = ""
@@ -199,10 +215,22 @@ class Draft:
     def unready(self, kind: str, item: str) -> None:
         self._ready[kind, item] = None
 
-    def refer(self, body: Body) -> None:
-        """This commit refers to a body, which may be an object (D11)."""
+    def refer(self, body: Body, *, removable: bool = False) -> None:
+        """This commit refers to a body, which may be an object (D11).
+
+        Args:
+            removable: the record that refers to it may go, and then `release` is called.
+        """
         if body.is_reference:
-            self._bodies.add(body.name)
+            use = self._bodies.setdefault(body.name, _Use())
+            use.kept = use.kept or not removable
+            use.more += removable
+            use.new = True
+
+    def release(self, body: Body) -> None:
+        """A record goes that referred to a body."""
+        if body.is_reference:
+            self._bodies.setdefault(body.name, _Use()).more -= 1
 
     def of_its_owner(self, turn_id: str) -> None:
         """This change is the owner's own: it learns from the receipt what a hint would make it ask for."""
@@ -300,15 +328,21 @@ class Draft:
         )
 
     def _mark_bodies(self) -> None:
-        """The marks of the bodies it refers to are pending no longer. Only a commit with large bodies reads any."""
-        marks = [keys.object_(name) for name in sorted(self._bodies)]
-        self.require(tuple(marks))
-        for key in marks:
+        """Write down who refers to large bodies now. Only a commit that changes that reads their marks."""
+        self.require(tuple(keys.object_(name) for name in self._bodies))
+        for name, use in self._bodies.items():
+            key = keys.object_(name)
             known = self.get(key, ObjectRecord)
             if known is None or known.state is ObjectState.SWEEPING:
-                raise BodySwept(keys.spell(self.session), key.removeprefix(keys.OBJECTS))
-            if known.state is ObjectState.PENDING:
-                self.put(key, replace(known, state=ObjectState.REFERENCED, marked_ms=self.now_ms))
+                if use.new:
+                    raise BodySwept(keys.spell(self.session), name)
+                continue
+            kept, uses = known.kept or use.kept, max(0, known.uses + use.more)
+            state = ObjectState.REFERENCED if kept or uses else ObjectState.PENDING
+            marked_ms = known.marked_ms if state is known.state else self.now_ms
+            after = replace(known, state=state, marked_ms=marked_ms, kept=kept, uses=uses)
+            if after != known:
+                self.put(key, after)
 
 
 def _visibly_differs(a: TurnState, b: TurnState) -> bool:

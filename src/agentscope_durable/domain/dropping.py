@@ -89,7 +89,7 @@ def _drop_records(draft: Draft, record: DropRecord) -> DropRecord:
         if key.startswith(keys.OBJECTS):
             body = decode(ObjectRecord, value, key=key)
             # Nobody is about to refer to it: the sweep need not wait.
-            draft.put(key, replace(body, state=ObjectState.PENDING, marked_ms=0))
+            draft.put(key, replace(body, state=ObjectState.PENDING, marked_ms=0, kept=False, uses=0))
             objects, object_bytes = objects + 1, object_bytes + body.size
             continue
         draft.delete(key)

@@ -23,6 +23,7 @@ from agentscope_durable.contracts.errors import CheckpointPruned
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.records import CheckpointRecord, EntryRecord, ThreadRecord, UsesRecord
 from agentscope_durable.domain.change import Draft, begin
+from agentscope_durable.domain.workspace import drop_content, large_contents
 
 __all__ = ["POSITIONS_BATCH", "check_kept", "prune_checkpoints", "reads_prune_checkpoints"]
 
@@ -80,13 +81,14 @@ def _drop_formers(draft: Draft, thread_id: str, through: int) -> tuple[int, bool
     """Drop what was replaced up to that position: what stood there before is told by no position that stays."""
     page = _formers(thread_id)
     found = [(key, record) for key, record in draft.page(page, EntryRecord) if keys.former_at(key) <= through]
-    draft.require(tuple(dict.fromkeys(keys.uses(thread_id, record.number) for _, record in found)))
+    counts = dict.fromkeys(keys.uses(thread_id, record.number) for _, record in found)
+    draft.require((*counts, *large_contents(thread_id, (record for _, record in found))))
     for key, record in found:
         draft.delete(key)
         uses = keys.uses(thread_id, record.number)
         counted = draft.get(uses, UsesRecord)
         if counted is None:
-            draft.delete(keys.content(thread_id, record.number))
+            drop_content(draft, thread_id, record)
         elif counted.more > 1:
             draft.put(uses, UsesRecord(counted.more - 1))
         else:

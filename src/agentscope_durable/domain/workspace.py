@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
+from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES, Body
 from agentscope_durable.contracts.change import Reads
 from agentscope_durable.contracts.commands import EntryCommit
 from agentscope_durable.contracts.errors import EntryConflict, InvalidRequest, LimitExceeded, TooLarge
@@ -58,6 +59,9 @@ def commit_entries(draft: Draft, thread_id: str, at: int, entries: Iterable[Entr
     author = turn_id or f"@{at}"
     key = keys.workspace(thread_id)
     counted = draft.get(key, WorkspaceRecord) or WorkspaceRecord()
+    entries = tuple(entries)
+    there = [draft.get(keys.entry(thread_id, entry.path), EntryRecord) for entry in entries]
+    draft.require(large_contents(thread_id, (before for before in there if before and before.author == author)))
     for entry in entries:
         if turn_id and entry.version and entry.content is None:
             raise InvalidRequest("an entry is put with its content", path="workspace")
@@ -81,7 +85,7 @@ def _commit_entry(
         if before.author != author:
             draft.put(keys.former(thread_id, at, entry.path), before)
         elif before.number != entry.number:
-            draft.delete(keys.content(thread_id, before.number))
+            drop_content(draft, thread_id, before)
     counted = replace(
         counted,
         entries=counted.entries - (before is not None) + (entry.version > 0),
@@ -109,6 +113,21 @@ def _commit_entry(
     return replace(counted, numbers=max(counted.numbers, entry.number))
 
 
+def large_contents(thread_id: str, records: Iterable[EntryRecord]) -> tuple[str, ...]:
+    """What `drop_content` reads: the records that refer to a body in the object store."""
+    large = (record.number for record in records if record.size > INLINE_MAX_BYTES)
+    return tuple(dict.fromkeys(keys.content(thread_id, number) for number in large))
+
+
+def drop_content(draft: Draft, thread_id: str, record: EntryRecord) -> None:
+    """A content goes, and with it its claim on a body in the object store."""
+    for key in large_contents(thread_id, (record,)):
+        content = draft.get(key, Body)
+        if content is not None:
+            draft.release(content)
+    draft.delete(keys.content(thread_id, record.number))
+
+
 def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceRecord) -> None:
     """The entry's content under its number, if it is a new one."""
     key = keys.content(thread_id, entry.number)
@@ -123,7 +142,7 @@ def _store(draft: Draft, thread_id: str, entry: EntryCommit, counted: WorkspaceR
     if entry.number < 1 or draft.has(key):
         raise InvalidRequest(f"content number {entry.number} is another content's", path="workspace")
     draft.put(key, entry.content)
-    draft.refer(entry.content)
+    draft.refer(entry.content, removable=True)
 
 
 def count_on(draft: Draft, thread_id: str, *, floor: int, numbers: int) -> None:

@@ -49,7 +49,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "src"
 
 
 @pytest.mark.spec("AS-12", "AS-19")
-def test_what_it_declares(tmp_path: Path) -> None:
+def test_the_adapter_declares_what_it_was_tested_with_and_where_it_recovers(tmp_path: Path) -> None:
     adapter = Agents(tmp_path, ["x"]).adapter()
 
     assert adapter.state_version == STATE_VERSION == "agentscope-thread-journal-v2"
@@ -509,7 +509,7 @@ class TestAgentScopeAdapter(HarnessAdapterContract):
 
 
 @pytest.mark.spec("AS-01", "AS-30", "EV-14")
-async def test_the_main_use(tmp_path: Path) -> None:
+async def test_the_main_use_streams_asks_and_takes_in_what_was_done_elsewhere(tmp_path: Path) -> None:
     """As the README shows it: stream, approve, perform elsewhere, wait."""
 
     async def restart(service: str) -> str:
