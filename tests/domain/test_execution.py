@@ -11,7 +11,7 @@ from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.commands import ExecutionAction, RunEndKind
 from agentscope_durable.contracts.errors import InvalidRequest, InvalidTransition, NotFound, RequestConflict
 from agentscope_durable.contracts.records import ObjectRecord
-from agentscope_durable.contracts.status import Audience, ExecutionState
+from agentscope_durable.contracts.status import Audience, ExecutionKind, ExecutionState
 from agentscope_durable.domain.execution import MOVES, RECHECK_MS
 from agentscope_durable.domain.rules import RULES
 from tests.domain.stage import LEASE_MS, Owner, Stage, external
@@ -116,7 +116,7 @@ def test_only_external_calls_that_are_under_way_are_for_dispatchers() -> None:
     owner.starts_local("local")
     owner.asks("gated", "i1")
     owner.asks_for_result("manual", "i2")
-    owner.tool("asked", S.REQUESTED, name="n", kind=c.ExecutionKind.EXTERNAL, route="hands")
+    owner.tool("asked", S.REQUESTED, name="n", kind=ExecutionKind.EXTERNAL, route="hands")
 
     for call in ("local", "gated", "manual", "asked"):
         assert stage.dispatch(owner.turn, call).action is A.NOTHING

@@ -9,7 +9,7 @@ import pytest
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import AlreadyDecided, InvalidRequest, NotFound, RequestConflict
-from agentscope_durable.contracts.status import ExecutionState, InteractionState
+from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, InteractionState
 from agentscope_durable.domain import ids
 from tests.domain.stage import FOR_GOOD, Owner, Stage, gated, local, question
 
@@ -174,7 +174,7 @@ def test_a_call_does_not_start_before_there_is_an_answer() -> None:
     owner = stage.running()
     owner.asks()
 
-    for then in (local("c2"), c.ToolCommit(call_id="c2", state=S.INTENT, kind=c.ExecutionKind.EXTERNAL, route="h")):
+    for then in (local("c2"), c.ToolCommit(call_id="c2", state=S.INTENT, kind=ExecutionKind.EXTERNAL, route="h")):
         with stage.refuses(InvalidRequest) as refused:
             owner.step(tools=(then,))
         assert refused.value.path == "tools"
@@ -191,7 +191,7 @@ def test_a_call_that_waits_for_somebody_asks_in_the_same_commit() -> None:
     with stage.refuses(InvalidRequest):
         owner.step(tools=(gated("c2"),))
     with stage.refuses(InvalidRequest):
-        owner.step(tools=(c.ToolCommit(call_id="c3", state=S.INTENT, kind=c.ExecutionKind.MANUAL),))
+        owner.step(tools=(c.ToolCommit(call_id="c3", state=S.INTENT, kind=ExecutionKind.MANUAL),))
 
 
 def test_a_question_that_is_asked_again_stands_as_it_is() -> None:
