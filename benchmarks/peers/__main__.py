@@ -254,6 +254,20 @@ def raw(bench: Bench, folder: Path, shim: Path | None) -> dict[str, float]:
     return {"one flush ms": float(flush)}
 
 
+def stores_alone() -> str:
+    """Our record stores without a runtime and a harness, beside a raw commit: what `make bench` says of a step."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.steps"],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    return "\n".join(["## Our stores alone", "", *(f"- {line}" for line in told.splitlines()[1:]), ""])
+
+
 # ------------------------------------------------------------ the whole
 
 
@@ -377,14 +391,17 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="do not touch results-peers.md")
     options = parser.parse_args()
     parts = [measure(options, slow=disk == "slow") for disk in options.disks]
+    if not options.only:
+        parts.append(stores_alone())
     head = [
         "# This library beside DBOS, LangGraph and Absurd",
         "",
         f"{time.strftime('%Y-%m-%d')}, {machine()}. Written by `make bench-peers`. Read ratios, not times.",
         f"{options.rounds} interleaved rounds, medians. Peers: `benchmarks/peers/constraints.txt`.",
+        f"{os.getloadavg()[2]:.0f} processes wanted a core at the same time, in the mean of the last 15 minutes.",
         "",
     ]
-    text = "\n".join(head) + "\n".join(parts)
+    text = "\n".join(head + parts)
     print(text)
     if not options.no_write and not options.only:
         RESULTS.write_text(text)
