@@ -25,6 +25,7 @@ from agentscope_durable.contracts.records import (
     LateFact,
     MessageIndex,
     ObjectRecord,
+    PolicyRecord,
     RequestRecord,
     RunRecord,
     SignalRecord,
@@ -32,6 +33,7 @@ from agentscope_durable.contracts.records import (
     ThreadRecord,
     TurnRecord,
     TurnRef,
+    UsesRecord,
     WorkspaceRecord,
     decode,
 )
@@ -55,11 +57,12 @@ RECORD_KINDS: Final[dict[str, type[msgspec.Struct]]] = {
     "message": MessageIndex,
     "late": LateFact,
     "object": ObjectRecord,
-    "policy": Body,
+    "policy": PolicyRecord,
     "workspace": WorkspaceRecord,
     "entry": EntryRecord,
     "former": EntryRecord,
     "content": Body,
+    "uses": UsesRecord,
 }
 """What stands under the keys that begin with a word and a slash."""
 
