@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from agentscope_durable.contracts.status import ReplayRule
 from agentscope_durable.testing.scripted_harness import Action, Call, Emit, Fail, Round, Wait
@@ -232,7 +233,7 @@ class _Draw:
             name="ask" if kind == "manual" else "work",
             arguments=arguments,
             route=ROUTE if kind == "external" else "",
-            rule=ReplayRule.SAFE if kind == "local" and self.chance(0.3) else ReplayRule.NEVER,
+            rule=ReplayRule.SAFE if kind == "local" and self.chance(0.5) else ReplayRule.NEVER,
         )
 
     def gate(self) -> str:
@@ -299,6 +300,7 @@ class _Draw:
                 scripts[other] = (Round(text=f"{other} ends|{{inputs}}|{{results}}|{{context}}", last=True),)
                 wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, other))
             self.controls(wishes, number, at)
+        themed = self.theme(wishes, scripts, turns) if self.chance(0.3) else ()
         for _ in range(r.choice((0, 1, 2, 3))):
             what = r.choices(
                 ("restore", "fork", "prune", "forget", "sweep", "doctor", "close_thread", "close_session", "session"),
@@ -326,10 +328,43 @@ class _Draw:
             may_cancel=self.chance(0.6),
             takeovers_max=r.choice((5, 5, 2)),
             wishes=tuple(wishes),
-            faults=self.faults(),
+            faults=(*themed, *self.faults()),
             observers=self.observers(),
             scripts=scripts,
         )
+
+    def theme(self, wishes: list[Wish], scripts: dict[str, tuple[Action, ...]], turn: int) -> tuple[Fault, ...]:
+        """A meeting that is rarely met by chance, somewhere within everything else."""
+        r = self.r
+        name, at, client = f"T{turn}", round(r.uniform(2.0, STORY_SECONDS * 0.5), 3), r.choice(CLIENTS)
+        last = Round(text=f"{name} ends|{{inputs}}|{{results}}|{{context}}", gate="wait 0.1", last=True)
+        during = round(at + self.poll + r.uniform(1.0, 6.0), 3)
+        later: Wish = Ask(during, client, turn, self.request(), "inject")
+        faults: tuple[Fault, ...] = ()
+        match r.choice(("question", "outcome", "finalization", "executor")):
+            case "question":
+                # A host is lost while a person is asked and a tool runs.
+                script = (Round(calls=(self.work("approval", name, 0, 1.0), self.work("local", name, 1, 10.0))), last)
+                faults = (Kill(during, OWNER, 3.0),)
+            case "outcome":
+                script = (Round(calls=(self.work("external", name, 0, 10.0),)), last)
+                later = Ask(during, client, turn, self.request(), "cancel")
+            case "finalization":
+                script = (replace(last, gate="wait 9"),)
+                later = Ask(during, client, turn, self.request(), "pause")
+            case _:
+                script = (Round(calls=(self.work("external", name, 0, 1.0),)), last)
+                point = r.choice(("executor.start.before", "executor.start.after"))
+                faults = tuple(Point(host, point, 1, 3.0) for host in HOSTS)
+        scripts[name] = script
+        wishes += (Submit(at, client, "main", turn, self.request(), name), later)
+        return faults
+
+    @staticmethod
+    def work(kind: str, name: str, number: int, seconds: float) -> Call:
+        arguments: dict[str, Any] = {"effect": f"{name}.{number}", "seconds": seconds, "how": "ok"}
+        rule = ReplayRule.SAFE if kind == "local" and int(name[1:]) % 2 else ReplayRule.NEVER
+        return Call(kind=kind, name="work", arguments=arguments, route=ROUTE if kind == "external" else "", rule=rule)
 
     def controls(self, wishes: list[Wish], turn: int, at: float) -> None:
         r = self.r
