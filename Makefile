@@ -106,7 +106,7 @@ spec: $(DEV) servers
 	-$(PYTEST) -q --spec-report=$(REPORT) $(ARGS)
 	$(PY) tools/spec_coverage.py $(REPORT)
 
-bench: $(DEV)
+bench: $(DEV) servers
 	$(PY) -m benchmarks $(ARGS)
 
 PEERS := build/venv-peers
