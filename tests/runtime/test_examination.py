@@ -14,6 +14,7 @@ import pytest
 
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.backend.queries.examination import CHECKS, DEEP
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts import examination, keys
 from agentscope_durable.contracts.errors import Forbidden, NotFound
 from agentscope_durable.contracts.examination import Examination
@@ -23,6 +24,7 @@ from agentscope_durable.contracts.status import Audience, Severity, TurnStatus, 
 from agentscope_durable.domain.examination import RECORD_KINDS
 from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
     Gates,
@@ -436,6 +438,23 @@ async def test_a_body_that_is_gone_is_named_with_the_commit_that_needs_it(large:
     [finding] = [finding for finding in found.findings if finding.check == "objects"]
     assert finding.subject == f"object {body.name}" and finding.severity is Severity.DAMAGE
     assert "position " in finding.problem and "thread 'main'" in finding.problem
+
+
+@pytest.mark.case("C62")
+async def test_a_store_that_is_away_is_no_damage(hosts: Hosts) -> None:
+    """Found by the simulator: an object store that could not be reached was called damage, and a backup advised."""
+    runtime = await hosts.open([final("done")])
+    session = await runtime.create_session(KEY, "agent")
+    await (await session.submit("r1", "hi")).wait(SECONDS)
+    away = FaultyRecordStore(hosts.backend.records)
+    away.fail("read", times=1000)
+
+    found = await HostOperations(TransactionalSessionBackend(away)).doctor(deep=True)
+
+    assert not found.sound
+    assert subjects(found) == ["session app/c1"]
+    assert subjects(found, Severity.DAMAGE) == []
+    assert found.findings[0].problem.startswith("it cannot be read now")
 
 
 @sqlite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from agentscope_durable.contracts import keys
-from agentscope_durable.contracts.errors import DurableError
+from agentscope_durable.contracts.errors import DurableError, Retry
 from agentscope_durable.contracts.examination import FINDINGS_MAX, CheckView, Examination, Finding
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Severity
@@ -29,6 +29,7 @@ DEEP: Final = ("log", "records", "checkpoints")
 """Checks that read everything there is."""
 
 ASK: Final = "Keep the store as it is and make a copy of it; restore a backup, or repair it from that copy."
+AGAIN: Final = "Look again when it can be reached; until then nothing is known of it."
 
 
 class Report:
@@ -55,8 +56,11 @@ class Report:
             self._findings.append(Finding(check, severity, subject, problem, next_action, **where))
 
     def fault(self, check: str, subject: str, error: DurableError, session: SessionKey | None = None) -> None:
-        """Something could not even be read."""
-        self.find(check, Severity.DAMAGE, subject, error.what, ASK, session=session)
+        """Something could not even be read. That a store is away says nothing of what it holds (C62)."""
+        if isinstance(error, Retry):
+            self.find(check, Severity.TROUBLE, subject, f"it cannot be read now: {error.what}", AGAIN, session=session)
+        else:
+            self.find(check, Severity.DAMAGE, subject, error.what, ASK, session=session)
 
     def view(self, store: dict[str, str]) -> Examination:
         order = list(Severity)
