@@ -340,7 +340,8 @@ async def test_after_closing_no_task_is_left(hosts: Hosts) -> None:
         await session.submit("r1", "a")
         await gates.reached("g")
 
-    assert asyncio.all_tasks() == before
+    # The backend is still open: what its store has under way is the store's.
+    assert {task for task in asyncio.all_tasks() if task.get_name() != "postgres-readings"} == before
 
 
 async def test_one_line_for_each_claim_park_and_settlement_and_no_secret(

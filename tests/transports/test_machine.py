@@ -122,14 +122,14 @@ async def test_the_folder_may_have_a_path_of_any_length(tmp_path: Path, length: 
 async def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "live"
     folder.mkdir()
-    for name in ("killed.socket", "killed before it listened.new", "just begun.new"):
+    for name in ("killed.socket", "not listening.new", "just begun.new"):
         left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         left.bind(str(folder / name))
         left.listen()
         left.close()
     (folder / "no socket.socket").write_text("a file")
-    long_ago = (folder / "killed before it listened.new").stat().st_mtime - 2 * NEW_SECONDS
-    os.utime(folder / "killed before it listened.new", (long_ago, long_ago))
+    long_ago = (folder / "not listening.new").stat().st_mtime - 2 * NEW_SECONDS
+    os.utime(folder / "not listening.new", (long_ago, long_ago))
 
     async with buses(folder, 2) as (producer, observer):
         await talk(producer, observer)
