@@ -10,6 +10,7 @@
 #   make bench-peers [ARGS=...]         DBOS, LangGraph and Absurd beside ours, in an environment of their own
 #   make simulate [SEED=7 | SEEDS=200 | MUTANT=fence]
 #                                       whole worlds under faults; SEED plays one, MUTANT plants a bug
+#   make weather [SEED=7]               the tests as on a busy machine: what waits for too little fails
 #   make matrix                         every crash combination, on the oldest and newest AgentScope
 #   make docs                           write the generated files again and run the docs' code
 #   make format                         format and fix what can be fixed
@@ -44,10 +45,10 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv servers demo two-hosts check format-check lint types generated test test-oldest wheel spec bench bench-peers
-.PHONY: simulate matrix docs format
+.PHONY: simulate weather matrix docs format
 
 help:
-	@sed -n '4,17p' Makefile | cut -c5-
+	@sed -n '4,18p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -123,6 +124,9 @@ bench-peers: $(DEV) servers $(PEERS)/.installed
 simulate: $(DEV)
 	$(PY) -m tests.simulation --report build/simulation-report $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(MUTANT),--mutant $(MUTANT),$(if $(SEED),,--mutants)) $(if $(STORE),--store $(STORE)) $(if $(JOBS),--jobs $(JOBS))
+
+weather: $(TEST) servers
+	$(PYTEST) --weather=$(or $(SEED),1) --timeout 900 -m "not matrix" $(ARGS)
 
 # DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample. The results are kept in build/.
 matrix: $(DEV) servers
