@@ -30,7 +30,7 @@ async def test_a_session_survives_in_its_folder_without_any_server(tmp_path: Pat
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         turn = await session.submit("r1", "go")
-        await turn.wait(timeout=30)
+        await turn.wait(timeout=90)
 
     assert (tmp_path / "durable.db").is_file()
     async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend) as runtime:
@@ -47,7 +47,7 @@ async def test_a_large_checkpoint_becomes_a_file_beside_the_database(tmp_path: P
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         turn = await session.submit("r1", "go")
-        await turn.wait(timeout=30)
+        await turn.wait(timeout=90)
 
     objects = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in objects) > 150_000
@@ -121,7 +121,7 @@ async def test_a_closed_backend_has_let_go_of_its_folder(tmp_path: Path) -> None
     async with LocalBackend.open(tmp_path) as backend, DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
         await runtime.start()
         session = await runtime.create_session(KEY, "agent")
-        await session.call("r1", "go", timeout=30)
+        await session.call("r1", "go", timeout=90)
         assert _open_below(tmp_path)
 
     assert _open_below(tmp_path) == []

@@ -119,7 +119,7 @@ async def told(backend: LocalBackend, *said: str) -> None:
         await runtime.create_session(TARGET, "agent")
         await runtime.start()
         for text in said:
-            await session.call(text[:20], text, timeout=30)
+            await session.call(text[:20], text, timeout=90)
 
 
 def removed(folder: Path, session: SessionKey) -> None:
@@ -156,7 +156,7 @@ async def test_a_fork_needs_nothing_of_its_source_any_more(tmp_path: Path) -> No
             await refused(runtime.get_session(KEY).view(), NotFound)
             await runtime.start()
             branch = runtime.get_session(TARGET).get_thread("branch")
-            assert str(await branch.call("next", "c", timeout=30)) == f"I know: {LARGE}, c"
+            assert str(await branch.call("next", "c", timeout=90)) == f"I know: {LARGE}, c"
             # The request is answered as it was, though nothing could be copied any more.
             gone = runtime.get_session(KEY).main_thread()
             assert (await gone.fork(first.position, ThreadKey(TARGET, "branch"), "fork")).key == branch.key

@@ -130,7 +130,7 @@ async def work_to_a_gate(job: dict[str, Any]) -> None:
         await runtime.start()
         (Path(job["folder"]) / "pid").write_text(str(os.getpid()))
         turn = await session.submit("r1", "go")
-        await turn.wait(60)
+        await turn.wait(90)
 
 
 async def poison(job: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ async def poison(job: dict[str, Any]) -> None:
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         neighbour = await session.create_thread("neighbour", "agent")
-        await neighbour.call("r2", "harmless", timeout=20)
+        await neighbour.call("r2", "harmless", timeout=90)
         turn = await session.submit("r1", job["poison"])
         await turn_is(turn, "WAITING")
 

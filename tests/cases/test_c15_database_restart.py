@@ -81,7 +81,7 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
             async with asyncio.timeout(300):
                 while True:
                     try:
-                        assert str(await again.wait(60)) == "done"
+                        assert str(await again.wait(90)) == "done"
                         break
                     except Retry:
                         await asyncio.sleep(0.05)

@@ -98,7 +98,7 @@ async def test_hosts_without_room_write_nothing_over_what_waits_for_them(hosts: 
     # With room again, each is run once.
     gates.open("busy")
     for turn in turns:
-        assert str(await turn.wait(60)) == "done"
+        assert str(await turn.wait(90)) == "done"
     assert [(await turn.status()).runs for turn in turns] == [1] * LOST
 
 
@@ -139,5 +139,5 @@ async def test_turns_of_a_dead_host_are_left_alone_by_hosts_without_room_and_the
     gates.open("busy")
     gates.open("lost")
     for turn in turns:
-        assert str(await turn.wait(60)) == "done"
+        assert str(await turn.wait(90)) == "done"
     assert [(await turn.status()).runs for turn in turns] == [2] * 10

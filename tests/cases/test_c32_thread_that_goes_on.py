@@ -19,7 +19,7 @@ async def test_a_turn_is_not_cancelled_before_its_thread_has_ended(hosts: Hosts)
 
     def deaf() -> str:
         entered.set()
-        leave.wait(30)
+        leave.wait(90)
         return "written all the same"
 
     harness = ScriptedHarness({"T1": [external("hands", "deaf"), final()], "": [final("next")]})

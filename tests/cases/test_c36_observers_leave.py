@@ -84,8 +84,8 @@ async def test_whoever_leaves_takes_nothing_with_them_and_only_a_cancel_stops_th
     following = await session.submit("r2", "next")
     assert (await following.status()).status == "QUEUED", "it does not collide with what goes on"
     gates.open("work")
-    assert str(await turn.wait(30)) == "done"
-    assert str(await following.wait(30)) == "next"
+    assert str(await turn.wait(90)) == "done"
+    assert str(await following.wait(90)) == "next"
     assert (await turn.status()).runs == 1
 
 

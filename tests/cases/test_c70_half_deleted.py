@@ -127,7 +127,7 @@ async def test_a_drop_that_is_killed_anywhere_leaves_a_session_that_says_so_and_
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         for number in range(6):
-            await session.call(f"r{number}", "go", timeout=30)
+            await session.call(f"r{number}", "go", timeout=90)
         await session.close()
         expected = await HostOperations(backend).drop_session(KEY, dry_run=True)
 

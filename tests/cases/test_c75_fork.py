@@ -20,7 +20,7 @@ from tests.runtime.conftest import KEY, turn_is
 from tests.servers.server import PostgresServer
 from tests.servers.stores import schema_of
 
-SECONDS = 20
+SECONDS = 90
 
 
 async def fork_a_runtime(job: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ async def live(backend: Any, text: str) -> None:
         await turn_is(turn, "WAITING")
         (question,) = await turn.pending_interactions()
         await turn.respond("a" * ID_CHARS_MAX, question.interaction_id, True)
-        assert str(await turn.wait(60)) == "done"
+        assert str(await turn.wait(90)) == "done"
 
 
 @pytest.mark.case("C76")

@@ -122,7 +122,7 @@ async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> Non
         turn = session.get_turn(turn_id)
         [asked] = await turn.pending_interactions()
         await turn.respond("yes", asked.interaction_id, True)
-        assert str(await turn.wait(30)) == "deployed"
+        assert str(await turn.wait(90)) == "deployed"
         positions = [checkpoint.position for checkpoint in await session.main_thread().checkpoints()]
         for position in positions:
             assert await operations.export_checkpoint(session.main_thread().key, position)
@@ -159,9 +159,9 @@ async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back
         assert (receipt.status, view.status) == (TurnStatus.FAILED, TurnStatus.FAILED)
         assert view.error is not None
         assert view.error.kind in ("DigestMismatch", "CorruptRecord")
-        await refused(turn.wait(30), TurnFailed)
+        await refused(turn.wait(90), TurnFailed)
         # The next in the queue goes on from there; nobody has to submit it again.
-        assert str(await waiting.wait(30)) == "I know: a, b, c"
+        assert str(await waiting.wait(90)) == "I know: a, b, c"
         restored = (await thread.checkpoints(page.current)).items[0]
         assert (restored.position, restored.settled, restored.turn_id) == (receipt.position, SettledBy.RESTORED, None)
         repeated = await operations.repair(turn, page.current, expected_position=page.current, request_id="repair")

@@ -71,7 +71,7 @@ async def _use_every_name(store: Any) -> None:
             thread = await session.create_thread(name, "agent")
             turns.append((name, thread, await thread.submit(name, f"{name} {LARGE}")))
         for name, thread, turn in turns:
-            assert str(await turn.wait(30)) == f"{name} {LARGE}"
+            assert str(await turn.wait(90)) == f"{name} {LARGE}"
             assert [message.text for message in await thread.history()] == [f"{name} {LARGE}"] * 2
             assert (await thread.submit(name, f"{name} {LARGE}")).turn_id == turn.turn_id
             assert [one.session.session_id for one in await runtime.list_sessions(name)] == [name]

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Self
 from agentscope_durable import _failpoints
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 30.0
+SECONDS_MAX = 90.0
 """How long one child may take."""
 
 
@@ -72,7 +72,7 @@ class ForkServer:
     ) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=90)
         self._process.stdout.close()
 
     def run(self, program: str, job: Mapping[str, Any], *, failpoint: str = "", seconds: float = SECONDS_MAX) -> Ended:

@@ -48,7 +48,7 @@ KEY = SessionKey("census", "session")
 THREAD = "main"
 ROUTE = "ops"
 STEER = "mind the cache"
-SECONDS_MAX = 25.0
+SECONDS_MAX = 90.0
 LARGE = 70_000
 """Characters of a result that does not stay in the records."""
 

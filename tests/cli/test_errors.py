@@ -25,7 +25,7 @@ from tests.runtime.conftest import Hosts
 
 pytestmark = pytest.mark.backend("sqlite")
 Typed = Callable[..., Any]
-SECONDS_MAX = 60
+SECONDS_MAX = 90
 
 
 def traces(place: Path) -> dict[str, tuple[str, int]]:

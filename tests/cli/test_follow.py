@@ -33,7 +33,7 @@ from tests.kill.test_kill import Folder
 from tests.runtime.conftest import Hosts, all_events, turn_is, until
 
 pytestmark = pytest.mark.backend("sqlite")
-SECONDS = 60.0
+SECONDS = 90.0
 
 
 class Follower:

@@ -41,7 +41,7 @@ async def test_a_store_in_postgresql_is_looked_at_and_controlled_as_a_folder_is(
         await runtime.create_session(SessionKey("app", "c1"), "agent")
         submitted = await typed("submit", SESSION, "go", "--store", url, "--json")
         turn = submitted.json["turnId"]
-        assert str(await runtime.get_session(SessionKey("app", "c1")).get_turn(turn).wait(30)) == "done"
+        assert str(await runtime.get_session(SessionKey("app", "c1")).get_turn(turn).wait(90)) == "done"
 
     assert SESSION in (await typed("sessions", "--store", url)).out
     assert "done" in (await typed("result", turn, "--store", url)).out
@@ -58,7 +58,7 @@ async def test_doctor_names_what_endangers_what_is_stored(
     async with DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", ScriptedHarness((final(),)))]) as host:
         await host.start()
         session = await host.create_session(SessionKey("app", "c1"), "agent")
-        await session.call("r1", "go", timeout=30)
+        await session.call("r1", "go", timeout=90)
     administrator = await asyncpg.connect(postgres.dsn())
     schema = schema_of(tmp_path)
     await administrator.execute(f"update {schema}.durable_log set events=events || '\\x20' where events is not null")

@@ -108,7 +108,7 @@ async def test_another_backend_neither_reads_nor_moves_what_is_in_sqlite(tmp_pat
                     await runtime.get_session(key).view()
                 # The same names are free here: it is another store.
                 session = await runtime.create_session(key, "agent")
-                assert str(await session.call("r1", "something else", timeout=30)) == "done"
+                assert str(await session.call("r1", "something else", timeout=90)) == "done"
     assert {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()} == before
 
     async with (

@@ -95,7 +95,7 @@ class TestPlainFunctions(_FunctionContract):
 
         def slow(number: int) -> str:
             self.done.append(number)
-            assert self.gate.wait(30)
+            assert self.gate.wait(90)
             return "slow"
 
         return FunctionExecutor({"succeeds": succeeds, "refuses": refuses, "raises": raises, "slow": slow})
@@ -154,7 +154,7 @@ async def test_who_waits_for_a_call_that_was_given_up_is_not_told_that_it_was_st
 
     def tool() -> str:
         loop.call_soon_threadsafe(started.set)
-        assert gate.wait(30)
+        assert gate.wait(90)
         return "done"
 
     executor = FunctionExecutor({"tool": tool})
@@ -198,7 +198,7 @@ async def test_whatever_a_tool_raises_is_an_unknown_outcome_and_ends_no_host(kin
     if kind == "task" and isinstance(error, SystemExit):
         pytest.skip("SystemExit that ends a task ends the program")
     executor = FunctionExecutor({"tool": {"sync": plain, "async": coroutine, "task": from_a_task}[kind]})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         outcome = await executor.execute(request("tool"))
         assert isinstance(outcome, Unknown)
         assert await executor.query(request("tool")) == await executor.execute(request("tool")) == outcome
@@ -214,7 +214,7 @@ async def test_more_functions_block_at_once_than_the_loop_has_threads_for() -> N
 
     executor = FunctionExecutor({"tool": tool})
     running = [asyncio.create_task(executor.execute(request("tool", f"x{number}"))) for number in range(40)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while len(inside) < 40:
             await asyncio.sleep(0.01)
         gate.wait()

@@ -48,7 +48,7 @@ async def prepared(folder: Path) -> list[str]:
         await runtime.create_session(TARGET.session, "agent")
         await runtime.start()
         for text in (LARGE, "b"):
-            await session.call(text[:9], text, timeout=30)
+            await session.call(text[:9], text, timeout=90)
         return [checkpoint.position for checkpoint in await session.main_thread().checkpoints()]
 
 
@@ -112,7 +112,7 @@ def test_after_a_kill_in_a_fork_the_target_has_it_or_not_and_a_repeat_makes_it_o
             await thread.fork(positions[0], TARGET, "fork")
             assert [event.type for event in await all_events(session)][2:] == ["thread.created", "thread.forked"]
             await runtime.start()
-            assert str(await branch.call("r1", "c", timeout=30)) == f"I know: {LARGE}, c"
+            assert str(await branch.call("r1", "c", timeout=90)) == f"I know: {LARGE}, c"
 
     for folder in kills(forks, "fork", origin, positions):
         asyncio.run(look(folder))
@@ -137,7 +137,7 @@ def test_after_a_kill_in_a_restore_the_thread_stands_where_it_stood_or_is_restor
             await thread.restore(*positions, "restore")
             assert len(await thread.checkpoints()) == 3
             await runtime.start()
-            assert str(await session.call("r1", "c", timeout=30)) == f"I know: {LARGE}, c"
+            assert str(await session.call("r1", "c", timeout=90)) == f"I know: {LARGE}, c"
 
     for folder in kills(forks, "restore", origin, positions):
         asyncio.run(look(folder))

@@ -23,7 +23,7 @@ from tests.kill.host import KEY
 from tests.runtime.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 60.0
+SECONDS = 90.0
 pytestmark = pytest.mark.backend("sqlite")
 
 

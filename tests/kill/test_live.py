@@ -98,7 +98,7 @@ async def test_a_submit_in_one_process_wakes_another_and_its_end_wakes_who_waits
     # The first could have been found by the look that every start begins with; the others by hints alone.
     for number in range(5):
         turn = await session.submit(f"r{number}", "go")
-        assert str(await turn.wait(60)) == TEXT
+        assert str(await turn.wait(90)) == TEXT
 
 
 @pytest.mark.spec("ST-25", "ST-27", "ST-21", "ST-23")
@@ -109,7 +109,7 @@ async def test_previews_cross_and_come_before_their_fact(folder: Folder) -> None
     turn = await session.submit("r1", "go")
     await until(lambda: folder.shown(turn.turn_id) == HALF)
     folder.open_the_gate()
-    assert str(await turn.wait(60)) == TEXT
+    assert str(await turn.wait(90)) == TEXT
     count = len(await all_events(turn))
     await until(lambda: len(folder.facts(turn.turn_id)) == count)
     kinds = [
@@ -139,7 +139,7 @@ async def test_a_producer_that_is_killed_in_the_middle_leaves_half_a_preview_and
     folder.open_the_gate()
     await folder.start("brain")
 
-    assert str(await turn.wait(60)) == TEXT
+    assert str(await turn.wait(90)) == TEXT
     count = len(await all_events(turn))
     await until(lambda: len(folder.facts(turn.turn_id)) == count)
     assert folder.shown(turn.turn_id, 1) == HALF
@@ -169,12 +169,12 @@ async def test_an_observer_that_is_killed_changes_nothing_and_another_sees_what_
     folder.open_the_gate()
     if both:
         await folder.start("brain")
-    assert str(await turn.wait(60)) == TEXT
+    assert str(await turn.wait(90)) == TEXT
 
     folder.seen.path.unlink()
     await folder.start("observer")
     again = await session.submit("r2", "go")
-    assert str(await again.wait(60)) == TEXT
+    assert str(await again.wait(90)) == TEXT
     count = len(await all_events(again))
     await until(lambda: len(folder.facts(again.turn_id)) == count)
     assert folder.shown(again.turn_id) == TEXT
@@ -194,7 +194,7 @@ async def test_a_process_that_may_only_read_sees_everything_as_it_happens(folder
     turn = await session.submit("r1", "go")
     await until(lambda: folder.shown(turn.turn_id) == HALF)
     folder.open_the_gate()
-    await turn.wait(60)
+    await turn.wait(90)
     count = len(await all_events(turn))
     await until(lambda: len(folder.facts(turn.turn_id)) == count)
 
@@ -210,7 +210,7 @@ async def test_a_frozen_observer_holds_nobody_up(folder: Folder) -> None:
     try:
         folder.open_the_gate()
         for number in range(3):
-            assert str(await (await session.submit(f"r{number}", "go")).wait(60)) == TEXT
+            assert str(await (await session.submit(f"r{number}", "go")).wait(90)) == TEXT
     finally:
         observer.send_signal(signal.SIGCONT)
     everything = await all_events(session)

@@ -19,7 +19,7 @@ from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Action, ScriptedHarness
 from tests.every_store import STORES, shelf
 
-SECONDS = 30.0
+SECONDS = 90.0
 """A wait that takes this long has failed."""
 KEY = SessionKey("app", "c1")
 

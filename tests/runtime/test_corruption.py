@@ -102,7 +102,7 @@ async def test_with_the_native_state_stands_what_it_is_and_what_it_must_add_up_t
     ):
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
-        await session.call("r1", "go", timeout=30)
+        await session.call("r1", "go", timeout=90)
         key = keys.thread("main")
         found = (await backend.records.read(keys.partition(KEY), Reads(keys=(key,)))).keys[key]
         frame = decode(ThreadRecord, found)

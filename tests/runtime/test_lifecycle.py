@@ -551,7 +551,7 @@ async def test_tools_that_block_their_threads_hold_up_neither_large_inputs_nor_t
 
     def blocks() -> str:
         inside.append(1)
-        assert gate.wait(60)
+        assert gate.wait(90)
         return "ok"
 
     backend = TransactionalSessionBackend(

@@ -16,7 +16,7 @@ from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, 
 from tests.every_store import STORES, shelf
 from tests.runtime.conftest import KEY, Hosts, refused, turn_is, until
 
-SECONDS = 30
+SECONDS = 90
 
 
 class ByRecord:

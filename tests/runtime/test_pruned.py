@@ -26,7 +26,7 @@ from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Gates, Round, ScriptedHarness, final, say
 from tests.runtime.conftest import KEY, Hosts, all_events, kill, turn_is
 
-SECONDS = 30
+SECONDS = 90
 LEASE_MS = 30_000
 
 

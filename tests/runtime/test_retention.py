@@ -46,7 +46,7 @@ async def test_a_follower_ends_with_what_happened(hosts: Hosts) -> None:
         await asyncio.sleep(0)
     await HostOperations(hosts.backend).drop_session(KEY)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         error = await refused(following, SessionDropped)
     assert error.session == "app/c1"
     assert seen[-1] == "session.closed", "that it was dropped is no event of a timeline that is there no more"

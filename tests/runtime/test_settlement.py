@@ -228,7 +228,7 @@ async def test_a_tool_in_a_thread_holds_the_cancel_until_it_ends(hosts: Hosts) -
 
     def work() -> str:
         begun.set()
-        go.wait(30)
+        go.wait(90)
         return "late"
 
     runtime = await hosts.open(

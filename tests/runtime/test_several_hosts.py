@@ -48,7 +48,7 @@ async def test_a_hundred_turns_of_two_hosts_run_once_each_and_in_order(
             texts: list[str] = []
             for view in views:
                 turn = session.get_turn(view.turn_id)
-                texts.append(str(await turn.wait(60)).split("task")[-1].strip())
+                texts.append(str(await turn.wait(90)).split("task")[-1].strip())
                 [run] = (await turn.list_runs()).items
                 assert run.status is RunStatus.COMPLETED
                 owners.add(run.owner)

@@ -236,7 +236,7 @@ async def test_idle_sessions_cost_nothing(sessions: int, clock: ManualClock) -> 
         for number in range(sessions):
             session = await runtime.create_session(SessionKey("app", f"idle{number}"), "agent")
             if number % 20 == 0:
-                await session.call("r1", "go", timeout=30)
+                await session.call("r1", "go", timeout=90)
         await runtime.close()
         api = await hosts.open([final()], start=False)
         for number in range(3):

@@ -16,7 +16,7 @@ from tests.servers.place import ROOT
 from tests.servers.proxy import executes, is_number
 from tests.servers.server import PgBouncerServer, PostgresServer
 
-SECONDS = 60.0
+SECONDS = 90.0
 
 
 async def rows(dsn: str) -> list[int]:

@@ -80,7 +80,7 @@ async def test_a_step_is_one_statement_one_log_row_one_head_and_at_most_one_reco
     for number in range(1, STEPS + 1):
         await world.say(f"step {number}", reasoning=number)
     statements = list(sent)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while (after := await rows())["durable_log"][0] - before["durable_log"][0] < STEPS:
             await asyncio.sleep(0.05)
     for name, figures in after.items():
@@ -189,7 +189,7 @@ async def test_a_step_of_a_long_session_touches_no_more_pages_than_one_of_a_shor
         for _ in range(steps):
             number += 1
             await world.say("x" * 400, reasoning=number)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while True:
                 after, now = await _touched(administrator, store, schema)
                 if now >= rows + steps:

@@ -46,7 +46,7 @@ from tests.servers.server import PostgresServer
 from tests.servers.stores import schema_of
 
 pytestmark = pytest.mark.backend("postgres")
-SECONDS = 30.0
+SECONDS = 90.0
 ALL = LogRange(limit=PAGE_MAX)
 
 

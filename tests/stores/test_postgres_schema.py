@@ -75,7 +75,7 @@ async def turn_ends(backend: Any) -> None:
     async with DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
         await runtime.start()
         session = await runtime.create_session(KEY, "agent")
-        assert str(await session.call("r1", "go", timeout=30)) == "done"
+        assert str(await session.call("r1", "go", timeout=90)) == "done"
 
 
 @pytest.mark.spec("PG-03")
@@ -178,7 +178,7 @@ async def test_without_a_transport_hints_stay_within_the_process(postgres: Postg
     ):
         await runtime.start()
         session = await runtime.create_session(KEY, "agent")
-        assert str(await session.call("r1", "go", timeout=30)) == "done"
+        assert str(await session.call("r1", "go", timeout=90)) == "done"
 
 
 @pytest.mark.spec("PG-01", "PG-09")

@@ -33,7 +33,7 @@ from agentscope_durable.testing.record_store import NOTHING, always, change, eve
 
 pytestmark = pytest.mark.backend("sqlite")
 
-SECONDS_MAX = 60
+SECONDS_MAX = 90
 ROOT = Path(__file__).resolve().parents[2]
 ALL = Reads(log=LogRange(limit=PAGE_MAX))
 

@@ -23,7 +23,7 @@ from tests.servers.server import PgBouncerServer, PostgresServer
 from tests.servers.stores import schema_of
 
 pytestmark = pytest.mark.backend("postgres")
-SECONDS = 30.0
+SECONDS = 90.0
 
 
 @pytest.mark.spec("BE-03", "PG-08")

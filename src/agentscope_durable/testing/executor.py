@@ -18,7 +18,7 @@ from agentscope_durable.spi.executor import Cancelled, ExecutionRequest, Executo
 
 __all__ = ["ExecutorContract"]
 
-SECONDS = 10.0
+SECONDS = 90.0
 """A wait that takes this long has failed."""
 
 

@@ -43,7 +43,7 @@ from agentscope_durable.spi.harness import (
 
 __all__ = ["CutAdapter", "HarnessAdapterContract"]
 
-SECONDS = 30.0
+SECONDS = 90.0
 """A wait that takes this long has failed."""
 COMMITS_MAX = 100
 """Commits of one Turn the contract cuts at, one after the other."""

@@ -24,7 +24,7 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.spi.environment import SYSTEM
 from agentscope_durable.spi.live import LiveEvents, Preview
 
-SECONDS = 30.0
+SECONDS = 90.0
 HERE, THERE = SessionKey("app", "here"), SessionKey("app", "there")
 
 

@@ -547,7 +547,7 @@ async def test_the_main_use_streams_asks_and_takes_in_what_was_done_elsewhere(tm
                     await turn.respond("yes", question.interaction_id, True)
                 if (await turn.status()).status.terminal:
                     break
-        answer = await turn.wait(timeout=30)
+        answer = await turn.wait(timeout=90)
         assert answer is not None and answer.text == "The exporter is back."
         history = (await session.history()).items
         assert [m.text for m in history] == ["Restart the exporter", "on it", "approved", "The exporter is back."]

@@ -71,7 +71,7 @@ async def conversation(backend: Any, made: Agents, turns: int = 3) -> list[str]:
         session = await runtime.create_session(KEY.session, "assistant")
         await runtime.start()
         for number in range(turns):
-            await session.call(f"r{number}", f"question {number}", timeout=30)
+            await session.call(f"r{number}", f"question {number}", timeout=90)
         return [checkpoint.position for checkpoint in await session.main_thread().checkpoints()]
 
 
@@ -133,7 +133,7 @@ async def test_each_position_restores_the_very_state_and_no_agent_is_built(tmp_p
     # The next Turn goes on with it: the agent is given what the first Turn left, and the new question.
     async with DurableRuntime(backend=backend, harnesses=[Harness("assistant", "v1", made.adapter())]) as runtime:
         await runtime.start()
-        answer = await runtime.get_session(KEY.session).call("next", "and now?", timeout=30)
+        answer = await runtime.get_session(KEY.session).call("next", "and now?", timeout=90)
         # The system's, the two of the first Turn, the new question, and what was done about it.
         assert str(answer) == "I was given 5 messages."
         settled = (await runtime.get_session(KEY.session).main_thread().checkpoints()).current
@@ -157,7 +157,7 @@ async def test_a_fork_names_its_own_thread_and_nothing_else_is_changed(tmp_path:
         assert (state[POSITION_FIELD]["turn"], state[POSITION_FIELD]["phase"]) == ("", "ready")
         assert state[POSITION_FIELD]["agent"] == "a"
         await runtime.start()
-        assert await branch.call("r1", "and here?", timeout=30)
+        assert await branch.call("r1", "and here?", timeout=90)
 
 
 @pytest.mark.spec("CK-02")

@@ -21,7 +21,7 @@ from agentscope_durable.testing.scripted_model import Call, Stall, by_request, s
 from tests.adapters.agentscope.agents import tool
 from tests.adapters.agentscope.stage import opened
 
-SECONDS = 60
+SECONDS = 90
 
 
 def backend() -> TransactionalSessionBackend:

@@ -203,7 +203,7 @@ async def test_one_catalogue_for_the_agent_and_for_whoever_performs(tmp_path: Pa
         session = await runtime.create_session(SessionKey("app", "s"), "a")
         await runtime.start()
         turn = await session.submit("r1", "go")
-        assert await turn.wait(timeout=30)
+        assert await turn.wait(timeout=90)
         stage = Stage(lambda: None, backend=backend, session=SessionKey("app", "s"))  # type: ignore[arg-type, return-value]
         (block,) = [b for m in (await stage.state()).context for b in m.content if b.type == "tool_result"]
         events = str(await stage.events())

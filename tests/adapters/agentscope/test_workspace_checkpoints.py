@@ -61,7 +61,7 @@ async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenera
 
 
 async def says(thread: Any, text: str) -> str:
-    answer = await thread.call(f"{text[:40]}-{len((await thread.list_turns()).items)}", text, timeout=60)
+    answer = await thread.call(f"{text[:40]}-{len((await thread.list_turns()).items)}", text, timeout=90)
     return answer.text
 
 
@@ -177,7 +177,7 @@ async def test_what_is_outside_the_store_is_no_part_of_a_checkpoint(tmp_path: Pa
         await runtime.start()
         thread = (await runtime.create_session(KEY, "assistant")).main_thread()
         for number in ("1", "2"):
-            await thread.call(number, "go", timeout=60)
+            await thread.call(number, "go", timeout=90)
         first, second = await positions(thread)
         await thread.restore(first, expected_position=second, request_id="back")
         target = ThreadKey(KEY, "branch")
