@@ -51,8 +51,9 @@ TASKS: dict[str, list[Answer]] = {
 class AgentScopeWorld:
     """An AgentScope agent; every request checks what the model is given as a provider would."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dsn: str = "") -> None:
         self.folder = folder
+        self.dsn = dsn
         self.effects = EffectLedger(folder / "effects")
         self.told = EffectLedger(folder / "told")
         self._complaints = EffectLedger(folder / "complaints")

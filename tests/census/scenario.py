@@ -14,10 +14,10 @@ def world_of(job: dict[str, Any]) -> World:
     folder = Path(job["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     if job["world"] == "scripted":
-        return ScriptedWorld(folder)
+        return ScriptedWorld(folder, job["dsn"])
     from tests.census.agentscope_world import AgentScopeWorld
 
-    return AgentScopeWorld(folder)
+    return AgentScopeWorld(folder, job["dsn"])
 
 
 async def play(job: dict[str, Any]) -> None:

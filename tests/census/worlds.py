@@ -1,7 +1,8 @@
 """What the census runs: the same story told by two agents, and what is known of it outside the product.
 
-A world is a folder: the store, a ledger of effects, a ledger of what the client was told. It can be opened again by any
-process, and every client action in it carries its request id, so that a new process just tells the story again.
+A world is a folder: the store (or its schema in PostgreSQL), a ledger of effects, a ledger of what the client was told.
+It can be opened again by any process, and every client action in it carries its request id, so that a new process just
+tells the story again.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import AlreadyDecided, InvalidTransition, NotFound, Terminal
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import ExecutionKind, ReplayRule, TurnStatus, WaitKind
@@ -43,20 +44,24 @@ from agentscope_durable.testing.scripted_harness import (
     together,
 )
 from tests.census.job_executor import ENDLESS, SLOW, JobExecutor
+from tests.servers.stores import schema_of
 
 KEY = SessionKey("census", "session")
 THREAD = "main"
 ROUTE = "ops"
 STEER = "mind the cache"
 SECONDS_MAX = 90.0
+LEASE: Final = 1.0
+"""Seconds until a killed host on PostgreSQL counts as gone: nothing but its lease tells, as on another machine."""
 LARGE = 70_000
 """Characters of a result that does not stay in the records."""
 
 
 class World(Protocol):
-    """One agent, and its folder."""
+    """One agent, its folder, and its store: there, or in a PostgreSQL database if there is an address of one."""
 
     folder: Path
+    dsn: str
     effects: EffectLedger
     told: EffectLedger
 
@@ -82,8 +87,9 @@ class World(Protocol):
 class ScriptedWorld:
     """`ScriptedHarness`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dsn: str = "") -> None:
         self.folder = folder
+        self.dsn = dsn
         self.effects = EffectLedger(folder / "effects")
         self.told = EffectLedger(folder / "told")
 
@@ -120,10 +126,19 @@ class ScriptedWorld:
 # ------------------------------------------------------------ telling the story
 
 
+def opening(world: World) -> Any:
+    """The world's store, for `async with`."""
+    if world.dsn:
+        return PostgresBackend.open(world.dsn, schema=schema_of(world.folder), initialize_schema=True)
+    return LocalBackend.open(world.folder)
+
+
 @asynccontextmanager
 async def host(world: World, **options: Any) -> AsyncIterator[tuple[DurableRuntime, SessionBackend]]:
     executors: dict[str, Executor] = {ROUTE: JobExecutor(world.effects)}
-    async with LocalBackend.open(world.folder) as backend:
+    if world.dsn:
+        options.setdefault("lease", LEASE)
+    async with opening(world) as backend:
         runtime = DurableRuntime(
             backend=backend,
             harnesses=[Harness("census", "v1", world.adapter())],
@@ -195,7 +210,7 @@ async def _ignoring_late(act: Any) -> None:
 
 async def judge(world: World) -> list[str]:
     """S1 to S5 and P4, read by a process that ran nothing of it; [] when all hold."""
-    async with LocalBackend.open(world.folder) as backend:
+    async with opening(world) as backend:
         acknowledged = {line["request"]: line["turn"] for line in world.told.lines()}
         wrong = [
             *await submits_once(backend, KEY, acknowledged),

@@ -4,7 +4,8 @@
 forks a child for each job it reads: a child that is killed leaves only what was committed.
 
 A job is `{"folder", "scenario", "kill"}`. `kill` is a point by its name, "" for none: `commit:3:before`,
-`tool.local.after:1`, `model.request.before:2`, `stream:1`, `tool:add`.
+`tool.local.after:1`, `model.request.before:2`, `stream:1`, `tool:add`. With a `dsn` the records are in a schema of that
+PostgreSQL database, one for each folder.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from agentscope_durable import _failpoints
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
+from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from tests.adapters.agentscope.scenarios import ALONE, SCENARIOS
 from tests.adapters.agentscope.stage import Stage, check_transcript, shape
+from tests.servers.stores import schema_of
 
 ROUNDS = 80
 
@@ -57,7 +60,11 @@ async def play(job: dict[str, Any]) -> dict[str, Any]:
     points = Points(job.get("kill", ""))
     _failpoints.observe(points.failpoint)
     scenario = {**SCENARIOS, **ALONE}[job["scenario"]](folder, points)
-    records = await SqliteRecordStore.open(folder / "durable.db", synchronous="NORMAL")
+    records: SqliteRecordStore | PostgresRecordStore
+    if dsn := job.get("dsn"):
+        records = await PostgresRecordStore.open(dsn, schema=schema_of(folder), initialize_schema=True)
+    else:
+        records = await SqliteRecordStore.open(folder / "durable.db", synchronous="NORMAL")
     try:
 
         async def on_commit(number: int, side: str, _step: Any) -> None:

@@ -2,7 +2,8 @@
 
 Every place: before and after each commit, each request and each local tool, inside tools and in the middle of streams.
 The process that is killed is a forked child of one that imported the libraries and opened nothing; a single kill is
-recovered by a new interpreter of its own. `DURABLE_MATRIX=all` runs every pair of kills instead of a seeded sample.
+recovered by a new interpreter of its own. `DURABLE_MATRIX=all` runs every pair of kills instead of a seeded sample, and
+every single one on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ import pytest
 pytest.importorskip("agentscope")
 
 from tests.adapters.agentscope.scenarios import SCENARIOS
+from tests.servers.fixtures import shared_postgres
 
 ALL = os.environ.get("DURABLE_MATRIX") == "all"
 PAIRS = 8
 """Pairs of kills for each scenario in an ordinary run."""
+POSTGRES_SINGLES, POSTGRES_PAIRS = 2, 1
+"""The same on PostgreSQL. With `DURABLE_MATRIX=all` it is every single one, and `PAIRS` pairs."""
 SEED = 7
 AT_ONCE = 2
 """Interpreters that recover at the same time: the imports of one beside what another one does."""
@@ -69,10 +73,11 @@ class Forks:
         )
         self.bases: dict[str, dict[str, Any]] = {}
 
-    def play(self, folder: Path, scenario: str, kill: str = "") -> dict[str, Any]:
+    def play(self, folder: Path, scenario: str, kill: str = "", dsn: str = "") -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"folder": str(folder), "scenario": scenario, "kill": kill}) + "\n")
+        job = {"folder": str(folder), "scenario": scenario, "kill": kill, "dsn": dsn}
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
@@ -168,3 +173,28 @@ def test_killed_at_two_places(scenario: str, forks: Forks, tmp_path: Path) -> No
             check(scenario, base, report, killed)
             shutil.rmtree(folder)
         shutil.rmtree(dead)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(0 if ALL else 1800)
+@pytest.mark.spec("AS-09", "AS-10", "AS-13", "AS-17", "AS-29", "TP-02", "PG-07")
+@pytest.mark.case("C04", "C08", "C10")
+@pytest.mark.backend("postgres")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_anywhere_on_postgresql_it_is_the_same_as_uncut_on_sqlite(
+    scenario: str, forks: Forks, tmp_path: Path
+) -> None:
+    base = forks.base(scenario, tmp_path)
+    places = base["passed"]
+    chance = random.Random(f"{SEED} {scenario}")
+    singles = places if ALL else chance.sample(places, POSTGRES_SINGLES)
+    pairs = chance.sample(list(itertools.product(places, repeat=2)), PAIRS if ALL else POSTGRES_PAIRS)
+    for number, places in enumerate([*((place,) for place in singles), *pairs]):
+        folder, killed = tmp_path / str(number), []
+        for place in (*places, ""):
+            report = forks.play(folder, scenario, place, shared_postgres().dsn())
+            if "killed" not in report:
+                break
+            killed.append(place)
+        assert killed[:1] == [places[0]], f"{scenario}: {places[0]} was not reached"
+        check(scenario, base, report, killed)
