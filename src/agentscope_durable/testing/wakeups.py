@@ -39,7 +39,7 @@ async def heard(listening: AsyncIterator[frozenset[str]], wakeups: Wakeups, *key
 
 
 async def heard_until(wanted: str, listening: AsyncIterator[frozenset[str]], wakeups: Wakeups, *keys: str) -> set[str]:
-    """All that is heard until `wanted` is, while `keys` are published: a hint that was published again may come late."""
+    """All that is heard until `wanted` is, while `keys` are published: one published again may come late."""
     found: set[str] = set()
     while wanted not in found:
         found |= await heard(listening, wakeups, *keys)
