@@ -100,8 +100,8 @@ def _inner_class() -> Any:
             outcome, held, chunks = ToolOutcome(), None, 0
             run.tools_running += 1
             try:
-                _failpoints.hit("tool.local.before")
                 with in_tool(origin), noting(outcome), run.watch_loop(str(block.name)):
+                    _failpoints.hit("tool.local.before")
                     async for item in next_handler(**input_kwargs):
                         if isinstance(item, ToolResponse):
                             # Given by AgentScope even when the tool raised, and before it did.
