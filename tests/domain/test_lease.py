@@ -77,6 +77,21 @@ def test_nobody_takes_a_thread_from_a_living_host_nor_twice() -> None:
         stage.claim(thread="nowhere")
 
 
+def test_a_host_that_has_dropped_its_run_takes_it_over_as_from_a_lost_one() -> None:
+    stage = Stage()
+    turn = stage.running("a").claimed.turn_id
+    dropped = replace(stage.claim_command("a"), dropped=1)
+
+    assert stage.do(replace(dropped, dropped=2)).purpose is NOTHING, "it stands under another fence"
+    taken = stage.do(dropped)
+    assert (taken.purpose, taken.fence, taken.lost_run) == (ClaimPurpose.RUN, 2, f"{turn}.1")
+    assert stage.run(turn, 1).status is RunStatus.LOST
+    # Its answer was lost: it finds what it has taken, and takes nothing more.
+    again = stage.do(replace(dropped, again=True))
+    assert (again.fence, again.run_id) == (2, taken.run_id)
+    assert stage.do(dropped).purpose is NOTHING
+
+
 def test_so_many_threads_of_a_session_run_at_once_and_the_next_waits_for_room() -> None:
     stage = Stage()
     for number in range(ACTIVE_THREADS_MAX + 1):

@@ -70,10 +70,11 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
         return Unchanged(NOTHING)
     active = draft.head.threads.get(c.thread_id)
     if active is not None:
-        if active.owner == c.owner:
+        if active.owner != c.owner:
+            if active.owner not in c.dead and view.owner(active.owner).alive:
+                return Unchanged(NOTHING)
+        elif active.fence != c.dropped:
             return Unchanged(_claimed_again(draft, active, thread) if c.again else NOTHING)
-        if active.owner not in c.dead and view.owner(active.owner).alive:
-            return Unchanged(NOTHING)
     elif full(draft.head):
         return Unchanged(NOTHING)
 

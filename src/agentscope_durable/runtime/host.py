@@ -44,6 +44,8 @@ class Host:
         draining: claim nothing new.
         closing: bring what runs to a boundary and give it back.
         ended: it is closed; nothing is tried again.
+        recover_every_step: drop a Run wherever a Step or a part of it is stored and nothing is under way, and take it
+            over: every Step then begins from what is stored.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Host:
         poll_interval: float,
         live: LiveEvents,
         on_error: OnError | None,
+        recover_every_step: bool = False,
     ) -> None:
         self.backend = backend
         self.environment = environment
@@ -65,6 +68,7 @@ class Host:
         self.draining = False
         self.closing = False
         self.ended = False
+        self.recover_every_step = recover_every_step
         self._on_error = on_error
 
     async def execute(self, command: AnyCommand) -> Any:

@@ -37,7 +37,7 @@ from agentscope_durable.contracts.questions import (
     LoadThread,
     OpenWork,
 )
-from agentscope_durable.contracts.status import ModelStatus, TurnStatus
+from agentscope_durable.contracts.status import ExecutionState, ModelStatus, StepStatus, TurnStatus
 from agentscope_durable.contracts.views import EntryView, TurnView, WorkspaceView
 from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.live_states import LiveStates
@@ -58,6 +58,7 @@ class LiveRun:
         fenced: another host owns the Thread.
         commits: commits that stand, the end not counted.
         committing_at: when the last commit was begun, by the environment's clock.
+        dropped: the host threw it away at a boundary (`recover_every_step`); the Thread is still this host's.
     """
 
     def __init__(self, host: Host, states: LiveStates, thread: ThreadKey, claimed: Claimed) -> None:
@@ -77,7 +78,10 @@ class LiveRun:
         self.fenced = False
         self.ended: RunEndKind | None = None
         self.over = False
+        self.dropped = False
         self.commits = 0
+        self._open: set[str] = set()
+        """Requests and local tools under way, as committed."""
         self.committing_at = host.environment.monotonic()
         self._changed = asyncio.Event()
         self._order = asyncio.Lock()
@@ -229,7 +233,31 @@ class LiveRun:
             if self.over or self.fenced or self._host.ended:
                 raise Abandoned
             self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
-            return await asyncio.shield(self._flight)
+            receipt = await asyncio.shield(self._flight)
+            if self._host.recover_every_step and self._drops(step):
+                self.dropped = self.over = True
+                raise Abandoned
+            return receipt
+
+    def _drops(self, step: CommitStep) -> bool:
+        """Whether the Run may be thrown away here: something was finished by this commit, and nothing is under way.
+
+        Each Run finishes something before it is dropped, so the Turn gets on.
+        """
+        finished = any(fact.status is StepStatus.COMPLETED for fact in step.steps)
+        for model in step.models:
+            if model.status is ModelStatus.STARTED:
+                self._open.add(model.model_call_id)
+            else:
+                self._open.discard(model.model_call_id)
+                finished = finished or model.status is ModelStatus.COMPLETED
+        for tool in step.tools:
+            if tool.state is ExecutionState.RUNNING:
+                self._open.add(tool.call_id)
+            else:
+                self._open.discard(tool.call_id)
+                finished = finished or tool.state.terminal
+        return finished and step.checkpoint and not self._open and not self.over and not self._host.closing
 
     async def end(self, end: RunEnd) -> StepReceipt:
         """End the Run with nothing else to say."""

@@ -139,8 +139,17 @@ class Runner:
         """Claim the Thread and see its Turn through.
 
         Raises:
-            DurableError: the claim failed; nothing is owned.
+            DurableError: the claim failed; nothing is owned, or a Run that was dropped still is: see `disown`.
         """
+        took = await self._take(session, thread_id, dead=dead)
+        while isinstance(took, int):
+            took = await self._take(session, thread_id, dropped=took)
+        return took
+
+    async def _take(
+        self, session: SessionKey, thread_id: str, *, dead: tuple[str, ...] = (), dropped: int = 0
+    ) -> Took | int:
+        """The fence instead, if the Run was dropped."""
         served = self._harnesses.served
         if self._harnesses.names:
             # Before the claim: what cannot be made here is never held here.
@@ -157,6 +166,7 @@ class Runner:
                 dead=dead,
                 takeovers_max=self._takeovers_max,
                 refused=tuple(self._refused),
+                dropped=dropped,
             )
         )
         if claimed.purpose is ClaimPurpose.NOTHING:
@@ -199,7 +209,7 @@ class Runner:
 
     # ---- run ----
 
-    async def _run(self, thread: ThreadKey, claimed: Claimed) -> Took:
+    async def _run(self, thread: ThreadKey, claimed: Claimed) -> Took | int:
         run = LiveRun(self._host, self._states, thread, claimed)
         task = asyncio.current_task()
         assert task is not None
@@ -216,6 +226,8 @@ class Runner:
             await run.landed()
             if not run.over and not run.fenced:
                 self._give_back(run)
+        if run.dropped:
+            return claimed.fence
         if run.ended is None:
             return Took.NO_PROGRESS
         log.info("turn %s: run %d %s", claimed.turn_id, claimed.run_number, run.ended, extra=run.ids)

@@ -52,7 +52,7 @@ from agentscope_durable.runtime.observers import OBSERVER_PARALLELISM
 from agentscope_durable.runtime.tasks import Tasks
 from agentscope_durable.spi.backend import Heartbeat, SessionBackend
 from agentscope_durable.spi.checkpoint import CheckpointCodec
-from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.environment import SYSTEM, Environment, recovers_every_step
 from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessCapabilities
 from agentscope_durable.spi.live import LiveEvents
@@ -101,6 +101,8 @@ class DurableRuntime:
         close_timeout: seconds a Run has to come to a boundary when the runtime closes.
         takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look (D13).
         host_name: for people; the identity adds a nonce of this process.
+        recover_every_step: for tests: drop each Run after each Step and take it over, so that what is not stored is
+            missed at once. By default as the variable DURABLE_RECOVER_EVERY_STEP says (1 or 0).
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class DurableRuntime:
         close_timeout: float = CLOSE_TIMEOUT,
         takeovers_max: int = 5,
         host_name: str | None = None,
+        recover_every_step: bool | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
         if backend is None:  # pyright: ignore[reportUnnecessaryComparison] - callers without a type checker
@@ -156,6 +159,7 @@ class DurableRuntime:
             poll_interval=poll_interval,
             live=live,
             on_error=on_error,
+            recover_every_step=recovers_every_step() if recover_every_step is None else recover_every_step,
         )
         self._harnesses = Harnesses(self._host, registered, resolvers, tuple(self._executors))
         codecs = Codecs(checkpoints or {}, registered, self._harnesses.made_now)

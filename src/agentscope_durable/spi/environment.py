@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
+from agentscope_durable.contracts.errors import Misuse
+
 T = TypeVar("T")
 
 
@@ -137,3 +139,17 @@ async def call_in_own_thread(
 
 
 SYSTEM = SystemEnvironment()
+
+RECOVER_EVERY_STEP = "DURABLE_RECOVER_EVERY_STEP"
+
+
+def recovers_every_step() -> bool:
+    """Whether the surroundings ask each host to drop its Runs after each Step and to take them over.
+
+    Raises:
+        Misuse: the variable is set to something else than 1 or 0.
+    """
+    value = os.environ.get(RECOVER_EVERY_STEP, "")
+    if value not in ("", "0", "1"):
+        raise Misuse(f"{RECOVER_EVERY_STEP} is 1 or 0, not {value!r}")
+    return value == "1"

@@ -33,6 +33,8 @@ class Claim(Command, frozen=True, tag="claim"):
         refused: writers whose state this host cannot continue; a Turn in flight of theirs is left (D21).
         again: the answer of this host's last claim of the Thread was lost, and nothing was done since: if the Thread
             is its own already, it is by that claim, whose receipt is given again.
+        dropped: fence of a Run that this host itself has dropped: as long as the Thread stands under it, it is taken
+            over as from a host that was lost. 0: none.
     """
 
     thread_id: str
@@ -42,6 +44,7 @@ class Claim(Command, frozen=True, tag="claim"):
     takeovers_max: int = 5
     refused: tuple[str, ...] = ()
     again: bool = False
+    dropped: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True, rename="camel"):
