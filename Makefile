@@ -11,6 +11,8 @@
 #   make simulate [SEED=7 | SEEDS=200 | MUTANT=fence]
 #                                       whole worlds under faults; SEED plays one, MUTANT plants a bug
 #   make weather [SEED=7]               the tests as on a busy machine: what waits for too little fails
+#   make recover                        the tests with a recovery in every Step, on all stores
+#   make faults                         every operation of stores, disk and connection fails once
 #   make matrix                         every crash combination, on the oldest and newest AgentScope
 #   make docs                           write the generated files again and run the docs' code
 #   make format                         format and fix what can be fixed
@@ -45,10 +47,10 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv servers demo two-hosts check format-check lint types generated test test-oldest wheel spec bench bench-peers
-.PHONY: simulate weather matrix docs format
+.PHONY: simulate weather recover test-recover faults matrix docs format
 
 help:
-	@sed -n '4,18p' Makefile | cut -c5-
+	@sed -n '4,20p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -127,6 +129,18 @@ simulate: $(DEV)
 
 weather: $(TEST) servers
 	$(PYTEST) --weather=$(or $(SEED),1) --timeout 900 -m "not matrix" $(ARGS)
+
+# Each Run is dropped after each Step and taken over: docs/faults.md. What counts Runs is left out, and listed.
+recover: $(DEV) servers
+	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) $(ARGS)
+
+# What is worth its time in every check.
+test-recover: $(DEV)
+	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) -q -m "not matrix" -k "not postgres" \
+		tests/runtime tests/adapters tests/cases tests/examples
+
+faults: $(DEV) servers
+	DURABLE_MATRIX=all $(PYTEST) tests/faults --timeout 0 $(ARGS)
 
 # DURABLE_MATRIX=all makes the crash tests run every pair instead of a seeded sample. The results are kept in build/.
 matrix: $(DEV) servers

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.plugins.spec_plugin", "tests.plugins.weather", "tests.servers.fixtures"]
+pytest_plugins = [
+    "tests.plugins.spec_plugin",
+    "tests.plugins.recovery_plugin",
+    "tests.plugins.weather",
+    "tests.servers.fixtures",
+]
 
 # No test judges speed (a loaded machine would fail it), and a failure prints how to repeat it.
 settings.register_profile("durable", deadline=None, print_blob=True)

@@ -22,6 +22,11 @@ from agentscope_durable.spi.record_store import (
     StoreStatistics,
 )
 
+EVERY = "every"
+"""Instead of the name of a method: all of them together, or all that write."""
+WRITES = frozenset({"transact", "announce", "renew", "release", "forget"})
+"""What changes something, so that its outcome may be unknown."""
+
 
 @dataclass
 class _Plan:
@@ -38,7 +43,8 @@ class FaultyRecordStore:
     """Wraps a store; until something is armed it behaves as the store does.
 
     `fail` lets a call fail with nothing done; `lose_answer` lets the work be done and reports `Uncertain`
-    (C58). `calls` counts the calls by method.
+    (C58). `calls` counts the calls by method. With `EVERY` for a method the calls of all methods are counted together,
+    or those of all `WRITES`.
     """
 
     def __init__(self, inner: RecordStore) -> None:
@@ -68,6 +74,10 @@ class FaultyRecordStore:
         """As `fail`, but the work is done before the error is raised."""
         self._plans.setdefault(method, []).append(_Plan(nth, nth + times - 1, error, applied=True))
 
+    def left(self) -> int:
+        """How many of the failures that were ordered have not begun."""
+        return sum(plan.calls < plan.first for plans in self._plans.values() for plan in plans)
+
     def heal(self) -> None:
         """Nothing fails any more."""
         self._plans.clear()
@@ -75,7 +85,9 @@ class FaultyRecordStore:
     def _due(self, method: str) -> _Plan | None:
         self.calls[method] = self.calls.get(method, 0) + 1
         due: _Plan | None = None
-        for plan in self._plans.get(method, []):
+        for plan in [*self._plans.get(method, []), *self._plans.get(EVERY, [])]:
+            if plan.applied and method not in WRITES:
+                continue
             plan.calls += 1
             if due is None and plan.first <= plan.calls <= plan.last:
                 due = plan

@@ -85,7 +85,9 @@ class Reader:
                 self._clock.witness(at_ms)
             return call(self)
         finally:
-            self.run("rollback")
+            # A fault of the disk may have ended it, and is what is to be told: not that there is nothing to end.
+            if self.connection.in_transaction:
+                self.run("rollback")
 
     def records(self, partition: str, reads: Reads) -> Records:
         run = self.run
