@@ -76,7 +76,7 @@ async def told(server: PostgresServer, place: Path, how: str, nth: int) -> tuple
     return cut.is_set(), wrong
 
 
-@pytest.mark.spec("BE-29", "BE-02")
+@pytest.mark.spec("BE-29")
 @pytest.mark.matrix
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("how", ["lose_request", "lose_answer"])

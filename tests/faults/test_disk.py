@@ -60,7 +60,6 @@ def numbers(fault: str, most: int) -> Iterator[int]:
         yield from sorted(random.Random(f"{SEED} {fault}").sample(range(1, most + 1), SAMPLE))
 
 
-@pytest.mark.case("C74")
 @pytest.mark.matrix
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("fault", FAULTS)

@@ -85,7 +85,6 @@ def goes_on(folder: Path, image: Image) -> list[str]:
         world.close()
 
 
-@pytest.mark.case("C74")
 @pytest.mark.matrix
 @pytest.mark.timeout(0)
 def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def numbers(backend: str) -> Iterator[int]:
     yield from sorted(random.Random(f"{SEED} {backend}").sample(range(1, 420), SAMPLE[backend]))
 
 
-@pytest.mark.spec("BE-29", "BE-02")
+@pytest.mark.spec("BE-29")
 @pytest.mark.case("C58")
 @pytest.mark.matrix
 @pytest.mark.timeout(0)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -87,6 +87,12 @@ class Took(StrEnum):
     """It was taken and nothing came of it: not to be tried again at once."""
 
 
+class _Dropped(NamedTuple):
+    """The Run was thrown away at a boundary; the Thread is still this host's, under this fence."""
+
+    fence: int
+
+
 class Runner:
     """Runs and settles Turns of the definitions it was given.
 
@@ -142,14 +148,13 @@ class Runner:
             DurableError: the claim failed; nothing is owned, or a Run that was dropped still is: see `disown`.
         """
         took = await self._take(session, thread_id, dead=dead)
-        while isinstance(took, int):
-            took = await self._take(session, thread_id, dropped=took)
+        while isinstance(took, _Dropped):
+            took = await self._take(session, thread_id, dropped=took.fence)
         return took
 
     async def _take(
         self, session: SessionKey, thread_id: str, *, dead: tuple[str, ...] = (), dropped: int = 0
-    ) -> Took | int:
-        """The fence instead, if the Run was dropped."""
+    ) -> Took | _Dropped:
         served = self._harnesses.served
         if self._harnesses.names:
             # Before the claim: what cannot be made here is never held here.
@@ -209,7 +214,7 @@ class Runner:
 
     # ---- run ----
 
-    async def _run(self, thread: ThreadKey, claimed: Claimed) -> Took | int:
+    async def _run(self, thread: ThreadKey, claimed: Claimed) -> Took | _Dropped:
         run = LiveRun(self._host, self._states, thread, claimed)
         task = asyncio.current_task()
         assert task is not None
@@ -227,7 +232,7 @@ class Runner:
             if not run.over and not run.fenced:
                 self._give_back(run)
         if run.dropped:
-            return claimed.fence
+            return _Dropped(claimed.fence)
         if run.ended is None:
             return Took.NO_PROGRESS
         log.info("turn %s: run %d %s", claimed.turn_id, claimed.run_number, run.ended, extra=run.ids)
