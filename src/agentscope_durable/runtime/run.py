@@ -80,6 +80,7 @@ class LiveRun:
         self.over = False
         self.dropped = False
         self.commits = 0
+        self._droppable = False
         self._open: set[str] = set()
         """Requests and local tools under way, as committed."""
         self.committing_at = host.environment.monotonic()
@@ -234,12 +235,12 @@ class LiveRun:
                 raise Abandoned
             self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
             receipt = await asyncio.shield(self._flight)
-            if self._host.recover_every_step and self._drops(step):
+            if self._droppable and not self.over and not self._host.closing:
                 self.dropped = self.over = True
                 raise Abandoned
             return receipt
 
-    def _drops(self, step: CommitStep) -> bool:
+    def _note(self, step: CommitStep) -> None:
         """Whether the Run may be thrown away here: something was finished by this commit, and nothing is under way.
 
         Each Run finishes something before it is dropped, so the Turn gets on.
@@ -257,7 +258,7 @@ class LiveRun:
             else:
                 self._open.discard(tool.call_id)
                 finished = finished or tool.state.terminal
-        return finished and step.checkpoint and not self._open and not self.over and not self._host.closing
+        self._droppable = finished and step.checkpoint and not self._open
 
     async def end(self, end: RunEnd) -> StepReceipt:
         """End the Run with nothing else to say."""
@@ -307,6 +308,8 @@ class LiveRun:
             self.over = True
         else:
             self.commits += 1
+        if self._host.recover_every_step:
+            self._note(step)
         self.tell()
         return receipt
 
