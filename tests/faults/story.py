@@ -50,7 +50,7 @@ LOOK_SECONDS = 0.25
 """Between two looks of the client."""
 ASK_SECONDS = 0.05
 TRIES_MAX = 200
-LOOKS_MAX = 1000
+LOOKS_MAX = 10_000
 """More, and the story does not end."""
 
 T = TypeVar("T")

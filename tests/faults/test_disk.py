@@ -61,7 +61,7 @@ def numbers(fault: str, most: int) -> Iterator[int]:
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(0 if ALL else 900)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_disk_may_fail_at_any_time(fault: str, tmp_path: Path) -> None:
     failed, wrong, most = told(tmp_path / "whole", fault, 10**9)

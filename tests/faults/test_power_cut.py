@@ -86,7 +86,7 @@ def goes_on(folder: Path, image: Image) -> list[str]:
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(0 if ALL else 900)
 def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
     _, passed = images(tmp_path / "whole", frozenset())
     moments = range(1, passed + 1)

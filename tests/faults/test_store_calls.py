@@ -59,7 +59,7 @@ def numbers(backend: str) -> Iterator[int]:
 @pytest.mark.spec("BE-29")
 @pytest.mark.case("C58")
 @pytest.mark.matrix
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(0 if ALL else 900)
 @pytest.mark.parametrize("how", ["fail", "lose_answer"])
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
 def test_any_call_of_the_store_may_fail_once(backend: str, how: str, tmp_path: Path) -> None:
