@@ -260,6 +260,7 @@ class PostgresBackend(TransactionalSessionBackend):
         *,
         schema: str | None = None,
         initialize_schema: bool = False,
+        read_only: bool = False,
         object_store: ObjectStore | None = None,
         wakeups: Wakeups | None = None,
         live_events: live.LiveEvents | None = None,
@@ -277,6 +278,8 @@ class PostgresBackend(TransactionalSessionBackend):
                 six connections are kept while this is open; it is not closed with it, and must be closed after it.
             schema: where the tables are; None: the first schema of the connection's search path (PG-06).
             initialize_schema: make the tables where they are missing; for development (PG-05).
+            read_only: nothing is written, so a hot standby will do, and a role that may only select; what would write
+                raises `StoreReadOnly`.
             object_store: where bodies over 64 KiB go, not closed with the backend; None: a table beside the records.
             wakeups: transport of change hints between hosts; by default they stay within this process, and other hosts
                 find what changed by polling (PG-08). It is not closed with the backend.
@@ -291,16 +294,20 @@ class PostgresBackend(TransactionalSessionBackend):
             NotFound: there is no such database or schema, or no store in it.
             UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
             Forbidden: the role or its password is refused, or lacks a right.
-            StoreReadOnly: the server is a standby, or takes no writes.
+            StoreReadOnly: the server is a standby, or takes no writes, and not only reading was asked for.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
+            InvalidRequest: tables are to be made, and nothing is to be written.
         """
+        if read_only and initialize_schema:
+            raise InvalidRequest("who only reads makes no tables", path="initialize_schema")
 
         async def opened() -> PostgresBackend:
             from agentscope_durable.stores.objects.postgres import PostgresObjectStore
             from agentscope_durable.stores.records.postgres import PostgresRecordStore
+            from agentscope_durable.stores.records.postgres_read_only import PostgresReadOnlyStore
 
-            records = await PostgresRecordStore.open(
+            records = await (PostgresReadOnlyStore if read_only else PostgresRecordStore).open(
                 where,
                 schema=schema,
                 initialize_schema=initialize_schema,
@@ -310,7 +317,7 @@ class PostgresBackend(TransactionalSessionBackend):
             )
             own: ObjectStore | None = None
             try:
-                if isinstance(object_store, CheckedObjectStore):
+                if isinstance(object_store, CheckedObjectStore) and not read_only:
                     await object_store.check()
                 if object_store is None:
                     own = await PostgresObjectStore.open(where, schema=records.schema, timeout=statement_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 from agentscope_durable.assembly import PostgresBackend
 from agentscope_durable.cli.store import without_password
+from agentscope_durable.contracts.errors import StoreReadOnly
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
-from tests.servers.server import PostgresServer
+from tests.runtime.conftest import until
+from tests.servers.server import PostgresServer, StandbyServer
 from tests.servers.stores import schema_of
 
 pytestmark = pytest.mark.backend("postgres")
@@ -91,3 +94,101 @@ async def test_where_no_store_is_it_says_how_to_make_one(postgres: PostgresServe
 )
 def test_a_password_is_not_printed(given: str, printed: str) -> None:
     assert without_password(given) == printed
+
+
+# ------------------------------------------------------------ letting go
+
+
+async def test_what_is_closed_is_dropped_and_what_is_old_is_pruned_as_in_a_folder(
+    backend: PostgresBackend, url: str, typed: Callable[..., Any]
+) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
+        await runtime.start()
+        for name in ("c1", "c2", "c3"):
+            session = await runtime.create_session(SessionKey("app", name), "agent")
+            for number in (1, 2):
+                await session.call(f"r{number}", "go", timeout=60)
+
+    async def command(*arguments: str, code: int = 0) -> Any:
+        return await typed(*arguments, "--store", url, "--json", code=code)
+
+    listed = (await command("checkpoints", SESSION)).json
+    current = listed["items"][-1]["position"]
+    assert (await command("prune-checkpoints", SESSION, "--through", current)).json["positions"] == 1
+    assert len((await command("checkpoints", SESSION)).json["items"]) == 1
+
+    assert (await command("drop", SESSION, code=4)).error["message"]
+    assert (await command("close", SESSION)).json["status"] == "CLOSED"
+    would = (await command("drop", SESSION, "--dry-run")).json
+    assert would["droppedAtMs"] is None and would["events"] > 0
+    dropped = (await command("drop", SESSION, "--reason", "asked for")).json
+    assert (dropped["events"], dropped["reason"]) == (would["events"], "asked for")
+    assert (await command("history", SESSION, code=9)).error["code"] == "DROPPED"
+
+    await command("close", "app/c2")
+    report = (await command("retain", "--closed-older-than", "0s", "--events-older-than", "0s")).json
+    assert [one["sessionId"] for one in report["dropped"]] == ["c2"] and report["events"] > 0
+    assert (await command("history", "app/c3")).json
+    assert (await command("sweep")).json["swept"] == 0
+    assert (await command("doctor", "--deep")).json["sound"] is True
+
+
+# ------------------------------------------------------------ a standby
+
+
+@pytest.mark.timeout(300)  # Twenty commands and a server that is copied.
+async def test_what_only_looks_needs_no_primary(
+    backend: PostgresBackend, url: str, typed: Callable[..., Any], postgres: PostgresServer, tmp_path: Path
+) -> None:
+    harness = Harness("agent", "v1", ScriptedHarness((final("x" * 100_000),)))
+    administrator = await asyncpg.connect(postgres.dsn())
+    async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
+        await runtime.start()
+        session = await runtime.create_session(SessionKey("app", "c1"), "agent")
+        turn = await session.submit("r1", "go")
+        await turn.wait(60)
+        with await asyncio.to_thread(StandbyServer, postgres) as standby:
+            there = url.replace(str(postgres.port), str(standby.port))
+            reader = await asyncpg.connect(standby.dsn())
+            later = await session.submit("r2", "go on")
+            await later.wait(60)
+            written = await administrator.fetchval("select pg_current_wal_insert_lsn()::text")
+
+            async def received() -> bool:
+                return await reader.fetchval("select pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written)
+
+            await until(received)
+
+            for looks in (
+                ("sessions",),
+                ("session", SESSION),
+                ("threads", SESSION),
+                ("turns", SESSION),
+                ("turn", turn.turn_id),
+                ("history", SESSION),
+                ("events", SESSION),
+                ("checkpoints", SESSION),
+                ("result", turn.turn_id),
+                ("runs", turn.turn_id),
+                ("tools", turn.turn_id),
+                ("explain", later.turn_id),
+                ("doctor", "--deep"),
+                ("sweep", "--dry-run"),
+                ("retain", "--closed-older-than", "1d", "--dry-run"),
+            ):
+                told = (await typed(*looks, "--store", there, "--json")).out
+                if looks[0] in ("session", "history", "result"):
+                    assert told == (await typed(*looks, "--store", url, "--json")).out, looks
+            for writes in (
+                ("submit", SESSION, "more"),
+                ("cancel", turn.turn_id),
+                ("close", SESSION),
+                ("sweep",),
+            ):
+                refused = await typed(*writes, "--store", there, "--json", code=None)
+                assert refused.error["code"] == "UNAVAILABLE" and "cannot be written" in refused.err, writes
+            with pytest.raises(StoreReadOnly):
+                await PostgresBackend.open(standby.dsn(), schema=schema_of(tmp_path))
+            await reader.close()
+    await administrator.close()

@@ -111,16 +111,19 @@ class PostgresServer(Server):
         self.programs = programs
         self._settings = {"max_connections": "200", "jit": "off", **settings}
         self._extra = environment or {}
-        template = _initialised(programs)
         super().__init__(base)
         self.data = self.folder / "data"
-        shutil.copytree(template, self.data, symlinks=True)
+        self._fill()
+        self.start()
+
+    def _fill(self) -> None:
+        """Make the cluster's folder."""
+        shutil.copytree(_initialised(self.programs), self.data, symlinks=True)
         if self._user is not None:
             for name, _, files in os.walk(self.data):
                 os.chown(name, self._user, -1)
                 for file in files:
                     os.chown(os.path.join(name, file), self._user, -1)
-        self.start()
 
     def _command(self) -> list[str]:
         settings = {
@@ -160,6 +163,20 @@ class PostgresServer(Server):
     def stop(self) -> None:
         """What `pg_ctl stop -m fast` does: connections cut, a checkpoint, an orderly end."""
         self.end(signal.SIGINT)
+
+
+class StandbyServer(PostgresServer):
+    """A hot standby: a copy of a server that follows it by streaming, and can be read."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        self._primary = primary
+        super().__init__(primary.programs)
+
+    def _fill(self) -> None:
+        copies = [self.programs / "pg_basebackup", "-d", self._primary.dsn(), "-D", self.data, "-R", "-c", "fast"]
+        subprocess.run(
+            copies, env=self._environment(), user=self._user, cwd=self.folder, check=True, stdout=subprocess.DEVNULL
+        )
 
 
 class PgBouncerServer(Server):

@@ -301,6 +301,40 @@ async def test_a_right_that_is_missing_is_named(
     assert "durable_log" not in str(caught.value)
 
 
+async def test_who_only_reads_needs_no_right_to_write(
+    postgres: PostgresServer, administrator: asyncpg.Connection, schema: str, role: str
+) -> None:
+    async with PostgresBackend.open(postgres.dsn(), schema=schema, initialize_schema=True) as backend:
+        await turn_ends(backend)
+    dsn = postgres.dsn().replace("durable@", f"{role}@")
+    await administrator.execute(f"grant usage on schema {schema} to {role}")
+    with pytest.raises(Forbidden, match="reading the store") as caught:
+        await PostgresBackend.open(dsn, schema=schema, read_only=True)
+    assert "insert" not in str(caught.value)
+    await administrator.execute(f"grant select on all tables in schema {schema} to {role}")
+    with pytest.raises(Forbidden, match="reading and writing"):
+        await PostgresBackend.open(dsn, schema=schema)
+    with pytest.raises(InvalidRequest):
+        await PostgresBackend.open(dsn, schema=schema, read_only=True, initialize_schema=True)
+
+    async with (
+        PostgresBackend.open(dsn, schema=schema, read_only=True) as backend,
+        DurableRuntime(backend=backend) as runtime,
+    ):
+        (view,) = (await runtime.get_session(KEY).list_turns()).items
+        assert view.status == "COMPLETED"
+        with pytest.raises(StoreReadOnly):
+            await runtime.get_session(KEY).submit("r9", "go")
+        records: Any = backend.records
+        with pytest.raises(StoreReadOnly):
+            records.renew("host", 1000, b"")
+        with pytest.raises(StoreReadOnly):
+            records.announce("host")
+        for write in (records.release("host"), records.forget("host", ())):
+            with pytest.raises(StoreReadOnly):
+                await write
+
+
 @pytest.mark.parametrize(
     ("dsn", "error"),
     [
@@ -335,10 +369,10 @@ class _Server:
 
 async def test_an_old_server_and_a_standby_are_refused() -> None:
     with pytest.raises(Incompatible, match="15 or later"):
-        await look(_Server(140009), None, "here")
+        await look(_Server(140009), None, "here", writes=True)
     with pytest.raises(StoreReadOnly):
-        await look(_Server(180000, standby=True), None, "here")
-    assert await look(_Server(150000), None, "here") == "public"
+        await look(_Server(180000, standby=True), None, "here", writes=True)
+    assert await look(_Server(150000), None, "here", writes=True) == "public"
 
 
 @pytest.mark.spec("PG-02")

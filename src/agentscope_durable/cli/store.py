@@ -70,7 +70,7 @@ async def opened(store: str, *, write: bool) -> AsyncGenerator[Opened]:
         raise InvalidRequest(f"a store is a folder or a postgresql:// URL, and not a {scheme} URL", path="--store")
     objects = _objects()
     if scheme:
-        opening = PostgresBackend.open(store, object_store=objects)
+        opening = PostgresBackend.open(store, read_only=not write, object_store=objects)
     else:
         opening = LocalBackend.open(store, create=False, read_only=not write, object_store=objects)
     async with (

@@ -27,13 +27,18 @@ NAME_BYTES_MAX: Final = 63
 
 _SERVER: Final = """select current_setting('server_version_num')::int, current_setting('server_version'),
     pg_is_in_recovery() or current_setting('transaction_read_only')='on', current_schema()"""
-_RIGHTS: Final = """select name from unnest($1::text[]) name where not (has_table_privilege(name, 'select')
-    and has_table_privilege(name, 'insert') and has_table_privilege(name, 'update')
-    and has_table_privilege(name, 'delete'))"""
+_RIGHTS: Final = """select name from unnest($1::text[]) name, unnest($2::text[]) needed
+    where not has_table_privilege(name, needed) group by name"""
+READS: Final = ("select",)
+WRITES: Final = ("select", "insert", "update", "delete")
+"""Rights on each table: of who looks only, and of a host."""
 
 
-async def schema_of(connection: Any, schema: str | None, location: str) -> str:
+async def schema_of(connection: Any, schema: str | None, location: str, *, writes: bool) -> str:
     """The schema to use: the one that is named, or the first of the connection's search path.
+
+    Args:
+        writes: the server must take them.
 
     Raises:
         Incompatible: the server is too old.
@@ -43,7 +48,7 @@ async def schema_of(connection: Any, schema: str | None, location: str) -> str:
     [(number, text, read_only, current)] = await connection.fetch(_SERVER)
     if number < SERVER_MIN:
         raise Incompatible("the PostgreSQL store", required="PostgreSQL 15 or later", present=f"PostgreSQL {text}")
-    if read_only:
+    if read_only and writes:
         raise StoreReadOnly(location)
     if schema is None and current is None:
         raise NotFound("schema", f"{location}, of the search path")
@@ -73,8 +78,8 @@ async def create(connection: Any, tables: Tables, location: str) -> None:
         await _check_columns(connection, tables, location)
 
 
-async def check(connection: Any, tables: Tables, location: str) -> None:
-    """Whether this release can work here. Changes nothing.
+async def check(connection: Any, tables: Tables, location: str, *, writes: bool) -> None:
+    """Whether this release can work here, or only look. Changes nothing.
 
     Raises:
         NotFound: the tables have not been made.
@@ -91,10 +96,11 @@ async def check(connection: Any, tables: Tables, location: str) -> None:
         await _check_format(connection, tables, location)
         await _check_columns(connection, tables, location)
         names = [name for table, name in tables.names.items() if table != "meta"]
-        if missing := await connection.fetch(_RIGHTS, names):
-            raise _forbidden(location, ", ".join(sorted(name for (name,) in missing)))
+        needed = WRITES if writes else READS
+        if missing := await connection.fetch(_RIGHTS, names, needed):
+            raise _forbidden(location, ", ".join(sorted(name for (name,) in missing)), needed)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise _forbidden(location, f"schema {tables.schema}") from error
+        raise _forbidden(location, f"schema {tables.schema}", WRITES if writes else READS) from error
 
 
 async def _check_format(connection: Any, tables: Tables, location: str) -> None:
@@ -117,7 +123,9 @@ async def _check_columns(connection: Any, tables: Tables, location: str) -> None
         raise NotADatabase(location) from error
 
 
-def _forbidden(location: str, what: str) -> Forbidden:
-    return Forbidden("reading and writing the store", identity=f"{location}: {what}").advising(
-        "Grant the role select, insert, update and delete on the store's tables, and usage of its schema"
+def _forbidden(location: str, what: str, needed: tuple[str, ...]) -> Forbidden:
+    operation = "reading and writing the store" if needed is WRITES else "reading the store"
+    rights = " and ".join((", ".join(needed[:-1]), needed[-1])) if len(needed) > 1 else needed[0]
+    return Forbidden(operation, identity=f"{location}: {what}").advising(
+        f"Grant the role {rights} on the store's tables, and usage of its schema"
     )

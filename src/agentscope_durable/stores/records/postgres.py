@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, UsedAfterFork, WrongLoop
@@ -63,6 +63,9 @@ T = TypeVar("T")
 
 class PostgresRecordStore:
     """A `RecordStore` in one schema of a PostgreSQL database. Open it with `open`."""
+
+    writes: ClassVar[bool] = True
+    """Whether opening asks for a server and a role that may."""
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class PostgresRecordStore:
             raise InvalidRequest(f"a statement_timeout is not {statement_timeout!r} seconds", path="statement_timeout")
         source = source_of(where)
         beside = None if heartbeat_dsn is None else source_of(heartbeat_dsn)
-        tables = await _looked_at(source, schema, make=initialize_schema)
+        tables = await _looked_at(source, schema, make=initialize_schema, writes=cls.writes)
         return cls(source, beside, tables, patience=statement_timeout, environment=environment)
 
     @staticmethod
@@ -138,12 +141,17 @@ class PostgresRecordStore:
             UnknownFormat, NotADatabase: what is there is of another release, or something else; it is left as it is.
             Forbidden: the role may not do it.
         """
-        await _looked_at(source_of(where), schema, make=True)
+        await _looked_at(source_of(where), schema, make=True, writes=True)
 
     @property
     def schema(self) -> str:
         """Where the tables are."""
         return self._tables.schema
+
+    @property
+    def location(self) -> str:
+        """Host and database, for people."""
+        return self._source.location
 
     # ------------------------------------------------------------ the port
 
@@ -316,14 +324,14 @@ class PostgresRecordStore:
         return rows
 
 
-async def _looked_at(source: Source, schema: str | None, *, make: bool) -> Tables:
+async def _looked_at(source: Source, schema: str | None, *, make: bool, writes: bool) -> Tables:
     line = Line(source)
     try:
         connection = await line.connected()
-        tables = Tables(await schema_of(connection, schema, source.location))
+        tables = Tables(await schema_of(connection, schema, source.location, writes=writes))
         if make:
             await create(connection, tables, source.location)
-        await check(connection, tables, source.location)
+        await check(connection, tables, source.location, writes=writes)
         return tables
     except Exception as error:
         raise translate(error, source.location) from error
