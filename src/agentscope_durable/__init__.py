@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         NotClosed,
         NotFinished,
         NotFound,
-        NotStarted,
         PolicyFailed,
         PolicyRefused,
         PositionConflict,
@@ -232,7 +231,6 @@ __all__ = [
     "NotClosed",
     "NotFinished",
     "NotFound",
-    "NotStarted",
     "Page",
     "PolicyFailed",
     "PolicyRecordView",
@@ -314,7 +312,7 @@ _HOMES = {
         " DefinitionConflict DigestMismatch DurableError ErrorCode EventGap Fenced Forbidden FormatError HasHistory"
         " HostClosed Incompatible InputSettled InvalidCursor InvalidRequest InvalidTransition LimitExceeded"
         " MissingExtra Misuse NoCheckpointCodec NoExecutionConfiguration NotADatabase NotClosed NotFinished NotFound"
-        " NotStarted PolicyFailed PolicyRefused PositionConflict Rejected RequestConflict Retry RevisionConflict"
+        " PolicyFailed PolicyRefused PositionConflict Rejected RequestConflict Retry RevisionConflict"
         " SessionDropped SnapshotTooLarge StoreBusy StoreFull StoreMoved StoreReadOnly Terminal TooLarge"
         " TurnCancelled TurnFailed Unavailable Uncertain Unconfirmed Unfinished UnknownFormat UsedAfterFork"
         " WaitTimeout WrongLoop"

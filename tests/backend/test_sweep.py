@@ -89,7 +89,7 @@ class Sweeping:
         )
 
     async def names(self, session: SessionKey = SESSION) -> list[str]:
-        return await self.backend._objects.list(keys.partition(session))  # type: ignore[union-attr]
+        return await self.backend.objects.list(keys.partition(session))  # type: ignore[union-attr]
 
     async def sweep(self, **options: Any) -> SweepReport:
         return await self.operations.sweep_objects(**options)

@@ -482,7 +482,7 @@ async def test_bodies_that_nobody_needs_are_noted_and_harm_nothing(large: Path) 
         clock.advance(ORPHAN_AGE_MS + 1)
         stranger = bodies(large)[0].with_name("f" * 64)
         stranger.write_bytes(b"?")
-        await backend._objects.put("gone\x00session", lost, content)
+        await backend.objects.put("gone\x00session", lost, content)
         old = await HostOperations(backend).doctor()
 
     assert young.findings == ()

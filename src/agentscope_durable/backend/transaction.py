@@ -135,6 +135,11 @@ class TransactionalSessionBackend:
         """The store below, for host tools; applications use commands and queries."""
         return self._records
 
+    @property
+    def objects(self) -> ObjectStore | None:
+        """Where large bodies are, for host tools; None: every body is in the records."""
+        return self._objects
+
     def with_wakeups(self, wakeups: Wakeups) -> TransactionalSessionBackend:
         """The same store, publishing its hints through another transport (BE-06)."""
         return TransactionalSessionBackend(

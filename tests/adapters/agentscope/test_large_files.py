@@ -48,7 +48,7 @@ async def test_a_file_that_was_written_over_goes_when_no_position_needs_it(backe
             clock.advance(ORPHAN_AGE_MS + 1)
             _ = await operations.sweep_objects()
             assert (await operations.doctor(deep=True)).sound
-            bodies = [await store._objects.get(partition, name) for name in await store._objects.list(partition)]
+            bodies = [await store.objects.get(partition, name) for name in await store.objects.list(partition)]
             return [n for n in range(1, written + 1) if any(body == f'"{text(n)}"'.encode() for body in bodies)]
 
         assert await played(stage, "r1") == "COMPLETED"

@@ -46,16 +46,6 @@ class UsedAfterFork(Misuse):
         super().__init__(f"the {subject} was opened in the parent process and is used after a fork")
 
 
-class NotStarted(Misuse):
-    """The object is used before it was opened or started."""
-
-    advice = "Enter its `async with` first"
-
-    def __init__(self, subject: str) -> None:
-        self.subject: str = subject
-        super().__init__(f"the {subject} has not been opened")
-
-
 class NoExecutionConfiguration(Misuse):
     """`start()` on a runtime that can only read and admit (RT-30)."""
 

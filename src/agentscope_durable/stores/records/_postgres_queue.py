@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from agentscope_durable.contracts.errors import StoreBusy, Uncertain
-from agentscope_durable.spi.record_store import StoreStatistics
+from agentscope_durable.contracts.errors import Uncertain
 from agentscope_durable.stores._postgres_connections import Line, Source
+from agentscope_durable.stores.records._figures import Figures
 from agentscope_durable.stores.records._postgres_clock import ServerClock
 from agentscope_durable.stores.records._postgres_group import Group, Member, Session, asked
 from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow
@@ -26,32 +25,6 @@ log = logging.getLogger("agentscope_durable.stores")
 
 HEADS_MAX: Final = 8192
 """Remembered heads at most; some 2 KB each."""
-
-
-class Figures:
-    """How busy the lanes are (BE-28)."""
-
-    def __init__(self) -> None:
-        self.changes = self.transactions = self.busy = 0
-        self.waited = self.longest = self.locked = 0.0
-
-    def count(self, member: Member) -> None:
-        waited = time.monotonic() - member.began
-        self.waited += waited
-        self.longest = max(self.longest, waited)
-        self.changes += member.answer is not None and member.answer.changed
-        self.busy += isinstance(member.error, StoreBusy)
-
-    def told(self, stored_bytes: int) -> StoreStatistics:
-        return StoreStatistics(
-            changes=self.changes,
-            transactions=self.transactions,
-            busy=self.busy,
-            waited_ms=int(self.waited * 1000),
-            longest_ms=int(self.longest * 1000),
-            locked_ms=int(self.locked * 1000),
-            stored_bytes=stored_bytes,
-        )
 
 
 class Heads:
@@ -90,7 +63,8 @@ class Shared:
 
     def tell(self, member: Member) -> None:
         """This is its outcome."""
-        self.figures.count(member)
+        changed = member.answer is not None and member.answer.changed
+        self.figures.count(member.began, member.error, changed=changed)
         member.tell()
 
 

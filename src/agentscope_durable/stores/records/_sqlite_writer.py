@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import apsw
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import Misuse, StoreBusy, Unavailable, Uncertain
+from agentscope_durable.contracts.errors import Misuse, Unavailable, Uncertain
 from agentscope_durable.contracts.keys import HOST_PARTITION
 from agentscope_durable.contracts.records import SessionHead, decode
 from agentscope_durable.spi.record_store import (
@@ -37,7 +37,6 @@ from agentscope_durable.spi.record_store import (
     Range,
     Reads,
     ReadyRow,
-    StoreStatistics,
     Unchanged,
 )
 from agentscope_durable.stores.records._checks import (
@@ -50,6 +49,7 @@ from agentscope_durable.stores.records._checks import (
     encode_head,
 )
 from agentscope_durable.stores.records._clock import RisingClock
+from agentscope_durable.stores.records._figures import Figures
 from agentscope_durable.stores.records._sqlite_file import SqliteFile
 from agentscope_durable.stores.records._sqlite_rows import (
     CHUNKS,
@@ -105,35 +105,6 @@ class Member(Waiter):
         self.decide = decide
         # p, first, rev, commit id of the log row this member's decision produced.
         self.written: tuple[int, int, int, bytes] | None = None
-
-
-class Figures:
-    """How busy the writer is. Counted by its thread, read by others (BE-28)."""
-
-    def __init__(self) -> None:
-        self.changes = self.transactions = self.busy = 0
-        self.waited = self.longest = self.locked = 0.0
-
-    def count(self, members: Sequence[Member]) -> None:
-        """A group has its outcome."""
-        now = time.monotonic()
-        for member in members:
-            waited = now - member.began
-            self.waited += waited
-            self.longest = max(self.longest, waited)
-            self.changes += member.error is None and member.written is not None
-            self.busy += isinstance(member.error, StoreBusy)
-
-    def told(self, stored_bytes: int) -> StoreStatistics:
-        return StoreStatistics(
-            changes=self.changes,
-            transactions=self.transactions,
-            busy=self.busy,
-            waited_ms=int(self.waited * 1000),
-            longest_ms=int(self.longest * 1000),
-            locked_ms=int(self.locked * 1000),
-            stored_bytes=stored_bytes,
-        )
 
 
 class _View:

@@ -451,7 +451,9 @@ class SqliteRecordStore(SqliteReadings):
             log.exception("the store's writer failed in an unforeseen way")
             for member in group:
                 member.error = Uncertain("the commit", reason=repr(error))
-        self._writer.figures.count(group)
+        for member in group:
+            changed = member.error is None and member.written is not None
+            self._writer.figures.count(member.began, member.error, changed=changed)
 
     def _run(self, job: _Job) -> None:
         try:
