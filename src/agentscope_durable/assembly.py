@@ -304,8 +304,7 @@ class PostgresBackend(TransactionalSessionBackend):
 
         async def opened() -> PostgresBackend:
             from agentscope_durable.stores.objects.postgres import PostgresObjectStore
-            from agentscope_durable.stores.records.postgres import PostgresRecordStore
-            from agentscope_durable.stores.records.postgres_read_only import PostgresReadOnlyStore
+            from agentscope_durable.stores.records.postgres import PostgresReadOnlyStore, PostgresRecordStore
 
             records = await (PostgresReadOnlyStore if read_only else PostgresRecordStore).open(
                 where,

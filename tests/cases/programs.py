@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentscope_durable import _failpoints
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -25,8 +25,12 @@ from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, final, local
 from tests.census.job_executor import JobExecutor
 from tests.runtime.conftest import KEY, turn_is
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import schema_of
 
 ROUTE = "ops"
+LEASE = 1.0
+"""Seconds until a killed host on PostgreSQL counts as gone: nothing but its lease tells, as on another machine."""
 
 
 def die() -> None:
@@ -37,9 +41,24 @@ def ledger_of(job: Mapping[str, Any]) -> EffectLedger:
     return EffectLedger(Path(job["folder"]) / "effects")
 
 
+def job_of(backend: str, folder: Path) -> dict[str, Any]:
+    """What a program is told of where it works: on `sqlite` in the folder, on `postgres` in a schema of its own."""
+    there = {"dsn": shared_postgres().dsn(), "schema": schema_of(folder)} if backend == "postgres" else {}
+    return {"folder": str(folder), **there}
+
+
+def opening(job: Mapping[str, Any]) -> Any:
+    """The store of a job, for `async with`."""
+    if "dsn" in job:
+        return PostgresBackend.open(job["dsn"], schema=job["schema"], initialize_schema=True)
+    return LocalBackend.open(Path(job["folder"]) / "store")
+
+
 @asynccontextmanager
 async def host(job: Mapping[str, Any], harness: HarnessAdapter, **options: Any) -> AsyncIterator[DurableRuntime]:
-    async with LocalBackend.open(Path(job["folder"]) / "store") as backend:
+    if "dsn" in job:
+        options.setdefault("lease", LEASE)
+    async with opening(job) as backend:
         runtime = DurableRuntime(
             backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05, **options
         )

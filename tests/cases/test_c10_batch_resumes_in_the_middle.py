@@ -9,6 +9,7 @@ import pytest
 
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import external, final, local, together
+from tests.cases.programs import job_of
 from tests.census.forks import ForkServer
 
 COUNT = 10
@@ -19,13 +20,14 @@ SCRIPTS = {
 
 
 @pytest.mark.case("C10")
-@pytest.mark.backend("sqlite")
-@pytest.mark.parametrize("after", range(COUNT + 1))
+@pytest.mark.parametrize(
+    ("backend", "after"), [*(("sqlite", n) for n in range(COUNT + 1)), *(("postgres", n) for n in (0, 5, COUNT))]
+)
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_what_has_finished_is_not_run_again_and_the_rest_is_run_once(
-    forks: ForkServer, tmp_path: Path, kind: str, after: int
+    forks: ForkServer, tmp_path: Path, kind: str, backend: str, after: int
 ) -> None:
-    job = {"folder": str(tmp_path), "kind": kind, "die_after": after}
+    job = {**job_of(backend, tmp_path), "kind": kind, "die_after": after}
     died = forks.run("tests.cases.programs:ten_calls", job)
     assert died.killed, died.output
     before = EffectLedger(tmp_path / "effects")

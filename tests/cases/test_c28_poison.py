@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.status import ReplayRule, TurnStatus, WaitKind
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -16,6 +15,7 @@ from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing.scripted_harness import Action, ScriptedHarness, final, local, say
 from agentscope_durable.testing.scripted_model import Answer, rounds_so_far, scripted_model
 from agentscope_durable.testing.scripted_model import Call as ToolCall
+from tests.cases.programs import job_of, opening
 from tests.census.forks import ForkServer
 from tests.runtime.conftest import KEY, turn_is
 
@@ -58,13 +58,14 @@ def harness_of(kind: str, crash: Callable[[], object]) -> HarnessAdapter:
 
 
 @pytest.mark.case("C28")
-@pytest.mark.backend("sqlite")
 @pytest.mark.parametrize("poison", ["model", "tool"])
-@pytest.mark.parametrize("kind", ["scripted", "agentscope"])
+@pytest.mark.parametrize(
+    ("kind", "backend"), [("scripted", "sqlite"), ("agentscope", "sqlite"), ("scripted", "postgres")]
+)
 async def test_a_turn_that_kills_every_process_is_parked_for_a_person(
-    forks: ForkServer, tmp_path: Path, kind: str, poison: str
+    forks: ForkServer, tmp_path: Path, kind: str, backend: str, poison: str
 ) -> None:
-    job = {"folder": str(tmp_path), "kind": kind, "poison": poison}
+    job = {**job_of(backend, tmp_path), "kind": kind, "poison": poison}
     kill_at = "model.request.before:2" if poison == "model" else ""
     deaths = 0
     for number in range(TAKEOVERS_MAX + 4):
@@ -77,7 +78,7 @@ async def test_a_turn_that_kills_every_process_is_parked_for_a_person(
     assert ended.code == 0, ended.output
     assert deaths == TAKEOVERS_MAX + 1
 
-    async with LocalBackend.open(tmp_path / "store") as backend, DurableRuntime(backend=backend) as api:
+    async with opening(job) as store, DurableRuntime(backend=store) as api:
         session = api.get_session(KEY)
         (view,) = await session.list_turns()
         assert view.status is TurnStatus.WAITING
@@ -89,10 +90,10 @@ async def test_a_turn_that_kills_every_process_is_parked_for_a_person(
         assert [one.kind for one in (await turn.status()).waiting_on] == [WaitKind.OPERATOR]
 
         # Somebody has looked, and another program serves it now.
-        await HostOperations(backend).release(turn, request_id="released")
+        await HostOperations(store).release(turn, request_id="released")
     mended = harness_of(kind, lambda: "ok")
-    async with LocalBackend.open(tmp_path / "store") as backend:
-        runtime = DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", mended)], poll_interval=0.05)
+    async with opening(job) as store:
+        runtime = DurableRuntime(backend=store, harnesses=[Harness("agent", "v1", mended)], poll_interval=0.05)
         async with runtime:
             await runtime.start()
             await turn_is(runtime.get_session(KEY).get_turn(view.turn_id), "COMPLETED")

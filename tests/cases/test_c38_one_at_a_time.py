@@ -9,20 +9,22 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.errors import InvalidRequest
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final, local
+from tests.cases.programs import job_of, opening
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, SECONDS, Hosts, refused
 
 PROCESSES = 5
 EACH = 10
 CLIENT = """
 import asyncio, sys
-from agentscope_durable import DurableRuntime, LocalBackend, SessionKey
+from agentscope_durable import DurableRuntime, LocalBackend, PostgresBackend, SessionKey
 
-async def main(folder, number, each):
-    async with LocalBackend.open(folder) as backend, DurableRuntime(backend=backend) as runtime:
+async def main(place, number, each):
+    opening = PostgresBackend.open(place) if "://" in place else LocalBackend.open(place)
+    async with opening as backend, DurableRuntime(backend=backend) as runtime:
         session = runtime.get_session(SessionKey("app", "c1"))
         await asyncio.gather(*(session.submit(f"r{number}-{n}", f"{number}-{n}") for n in range(each)))
 
@@ -32,7 +34,10 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 
 @pytest.mark.case("C38")
 @pytest.mark.spec("Q-01")
-async def test_fifty_submits_from_five_processes_run_one_at_a_time_in_the_order_of_admission(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_fifty_submits_from_five_processes_run_one_at_a_time_in_the_order_of_admission(
+    tmp_path: Path, backend: str
+) -> None:
     active, most, order = 0, 0, []
 
     async def busy() -> str:
@@ -44,18 +49,18 @@ async def test_fifty_submits_from_five_processes_run_one_at_a_time_in_the_order_
         return "ok"
 
     harness = ScriptedHarness([local("busy"), final("{input}")], tools={"busy": busy})
-    async with LocalBackend.open(tmp_path / "store") as backend:
+    job = job_of(backend, tmp_path)
+    place = f"{job['dsn']}?search_path={job['schema']}" if "dsn" in job else str(tmp_path / "store")
+    async with opening(job) as store:
         hosts = [
-            DurableRuntime(backend=backend, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05)
+            DurableRuntime(backend=store, harnesses=[Harness("agent", "v1", harness)], poll_interval=0.05)
             for _ in range(2)
         ]
         session = await hosts[0].create_session(KEY, "agent")
         for host in hosts:
             await host.start()
         clients = [
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-c", CLIENT, str(tmp_path / "store"), str(number), str(EACH)
-            )
+            await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, place, str(number), str(EACH))
             for number in range(PROCESSES)
         ]
         assert [await client.wait() for client in clients] == [0] * PROCESSES

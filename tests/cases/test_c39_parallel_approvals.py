@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.errors import AlreadyDecided, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, together
+from tests.cases.programs import job_of, opening
 from tests.census.forks import ForkServer
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is, until
 
 CALLS = [
@@ -141,13 +142,12 @@ async def test_each_answer_reaches_its_own_call_in_any_order(hosts: Hosts) -> No
 
 
 @pytest.mark.case("C39")
-@pytest.mark.backend("sqlite")
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize(("backend", "place"), [*(("sqlite", n) for n in range(5)), ("postgres", 2)])
 def test_a_crash_between_two_answers_loses_none_and_asks_none_again(
-    forks: ForkServer, tmp_path: Path, place: int
+    forks: ForkServer, tmp_path: Path, backend: str, place: int
 ) -> None:
     """The process dies at the commit of the answer `place`; another one gives all answers again."""
-    job = {"folder": str(tmp_path), "order": list(random.Random(place).choice(ORDERS)), "die_at": place}
+    job = {**job_of(backend, tmp_path), "order": list(random.Random(place).choice(ORDERS)), "die_at": place}
     died = forks.run("tests.cases.programs:answer_in_order", job)
     assert died.killed, died.output
     ended = forks.run("tests.cases.programs:answer_in_order", {**job, "die_at": -1})
@@ -156,9 +156,11 @@ def test_a_crash_between_two_answers_loses_none_and_asks_none_again(
 
 @pytest.mark.case("C39")
 @pytest.mark.spec("IN-07")
-@pytest.mark.backend("sqlite")
-def test_each_answer_may_come_from_another_process_that_dies_of_it(forks: ForkServer, tmp_path: Path) -> None:
-    job = {"folder": str(tmp_path), "order": list(random.Random(1).choice(ORDERS))}
+@pytest.mark.parametrize("backend", PERSISTENT)
+def test_each_answer_may_come_from_another_process_that_dies_of_it(
+    forks: ForkServer, tmp_path: Path, backend: str
+) -> None:
+    job = {**job_of(backend, tmp_path), "order": list(random.Random(1).choice(ORDERS))}
     for place in range(5):
         died = forks.run("tests.cases.programs:answer_in_order", {**job, "from": place, "die_at": place})
         assert died.killed, died.output
@@ -168,16 +170,15 @@ def test_each_answer_may_come_from_another_process_that_dies_of_it(forks: ForkSe
 
 @pytest.mark.case("C39")
 @pytest.mark.spec("IN-03")
-@pytest.mark.backend("sqlite")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("backend", "seed"), [*(("sqlite", n) for n in range(3)), ("postgres", 0)])
 async def test_two_processes_answer_at_the_same_time_and_one_is_killed(
-    forks: ForkServer, tmp_path: Path, seed: int
+    forks: ForkServer, tmp_path: Path, backend: str, seed: int
 ) -> None:
     """Both give every answer, each in its own order and under the same request ids; the agent runs in one of them."""
     chance = random.Random(seed)
-    job = {"folder": str(tmp_path), "order": list(chance.choice(ORDERS)), "die_at": chance.randrange(5)}
+    job = {**job_of(backend, tmp_path), "order": list(chance.choice(ORDERS)), "die_at": chance.randrange(5)}
     running = asyncio.create_task(asyncio.to_thread(forks.run, "tests.cases.programs:answer_in_order", job))
-    async with LocalBackend.open(tmp_path / "store") as backend, DurableRuntime(backend=backend) as runtime:
+    async with opening(job) as store, DurableRuntime(backend=store) as runtime:
         session = runtime.get_session(KEY)
         found: list[Any] = []
 

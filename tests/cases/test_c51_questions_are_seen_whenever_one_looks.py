@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.events import Committed
 from agentscope_durable.contracts.options import EventStreamOptions
 from agentscope_durable.contracts.status import InteractionState
 from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, manual, together
+from tests.cases.programs import job_of, opening
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, SECONDS, turn_is, until
 
 SCRIPT = [together(approval("pay", amount=1), manual("ask", question="which one?")), final("{results}")]
@@ -23,10 +24,11 @@ SCRIPT = [together(approval("pay", amount=1), manual("ask", question="which one?
 
 @pytest.mark.case("C51")
 @pytest.mark.spec("ST-33", "ST-06", "IN-01", "DX-08")
-@pytest.mark.backend("sqlite")
-async def test_both_questions_are_seen_before_during_and_long_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_both_questions_are_seen_before_during_and_long_after_a_restart(tmp_path: Path, backend: str) -> None:
+    job = job_of(backend, tmp_path)
     async with AsyncExitStack() as first:
-        runtime = await _host(first, tmp_path)
+        runtime = await _host(first, job)
         session = await runtime.create_session(KEY, "agent")
         turn = await session.submit("r1", "a")
         before = Watching(turn)
@@ -37,7 +39,7 @@ async def test_both_questions_are_seen_before_during_and_long_after_a_restart(tm
 
     async with AsyncExitStack() as second:
         # While it starts: the observer is there before the host runs anything.
-        runtime = await _host(second, tmp_path, start=False)
+        runtime = await _host(second, job, start=False)
         turn = runtime.get_session(KEY).get_turn(turn.turn_id)
         during = Watching(turn)
         starting = asyncio.create_task(runtime.start())
@@ -58,8 +60,8 @@ async def test_both_questions_are_seen_before_during_and_long_after_a_restart(tm
         assert str(await turn.wait(SECONDS)) == "ok, this one"
 
 
-async def _host(stack: AsyncExitStack, folder: Path, *, start: bool = True) -> DurableRuntime:
-    backend = await stack.enter_async_context(LocalBackend.open(folder, synchronous="NORMAL"))
+async def _host(stack: AsyncExitStack, job: dict[str, Any], *, start: bool = True) -> DurableRuntime:
+    backend = await stack.enter_async_context(opening(job))
     harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
     runtime = DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05, close_timeout=0.5)
     await stack.enter_async_context(runtime)

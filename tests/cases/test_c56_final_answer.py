@@ -13,12 +13,11 @@ import pytest
 from agentscope_durable import _failpoints
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import CursorExpired
-from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
-from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final
+from tests.every_store import PERSISTENT, shelf
 from tests.runtime.conftest import KEY, all_events, turn_is
 
 RETENTION = timedelta(days=30)
@@ -37,11 +36,12 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture
-async def backend(tmp_path: Path, clock: ManualClock) -> AsyncGenerator[TransactionalSessionBackend]:
-    records = await SqliteRecordStore.open(tmp_path / "durable.db", synchronous="NORMAL", clock=clock)
-    yield TransactionalSessionBackend(records, wakeups=LocalWakeups())
-    await records.close()
+@pytest.fixture(params=PERSISTENT)
+async def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncGenerator[TransactionalSessionBackend]:
+    async with shelf(request.param, tmp_path, clock) as place:
+        yield TransactionalSessionBackend(await place.records(), wakeups=place.wakeups)
 
 
 def is_end(event: Any, turn: Any) -> bool:

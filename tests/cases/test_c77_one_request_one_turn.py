@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.errors import RequestConflict
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime
 from agentscope_durable.testing.scripted_harness import (
@@ -17,6 +16,8 @@ from agentscope_durable.testing.scripted_harness import (
     Stall,
     final,
 )
+from tests.cases.programs import job_of, opening
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, Hosts, all_events, refused, turn_is
 
 CLIENTS = 20
@@ -71,13 +72,14 @@ async def test_twenty_clients_with_one_request_get_one_turn(hosts: Hosts) -> Non
 
 
 @pytest.mark.case("C77")
-async def test_it_is_the_same_request_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_it_is_the_same_request_after_a_restart(tmp_path: Path, backend: str) -> None:
     definitions = [Definition("agent", "v1", STATE_VERSION)]
 
     async def submit(request: object) -> str:
         async with (
-            LocalBackend.open(tmp_path) as backend,
-            DurableRuntime(backend=backend, definitions=definitions) as api,
+            opening(job_of(backend, tmp_path)) as store,
+            DurableRuntime(backend=store, definitions=definitions) as api,
         ):
             session = await api.create_session(KEY, "agent")
             return (await session.submit("r1", request)).turn_id

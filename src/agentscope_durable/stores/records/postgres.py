@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from agentscope_durable import _failpoints
-from agentscope_durable.contracts.errors import DurableError, HostClosed, InvalidRequest, UsedAfterFork, WrongLoop
+from agentscope_durable.contracts.errors import (
+    DurableError,
+    HostClosed,
+    InvalidRequest,
+    StoreReadOnly,
+    UsedAfterFork,
+    WrongLoop,
+)
 from agentscope_durable.spi.environment import SYSTEM, Environment
 from agentscope_durable.spi.inspection import DamagePage, StoreCondition
 from agentscope_durable.spi.record_store import (
@@ -53,7 +60,7 @@ from agentscope_durable.stores.records._postgres_readings import Readings
 from agentscope_durable.stores.records._postgres_schema import check, create, schema_of
 from agentscope_durable.stores.records._postgres_tables import Tables
 
-__all__ = ["PostgresRecordStore"]
+__all__ = ["PostgresReadOnlyStore", "PostgresRecordStore"]
 
 READERS: Final = 2
 SUBJECT: Final = "record store"
@@ -322,6 +329,32 @@ class PostgresRecordStore:
         rows = await self._ask(statement, *arguments)
         _failpoints.hit("store.release.after")
         return rows
+
+
+class PostgresReadOnlyStore(PostgresRecordStore):
+    """The same where nothing may be written: on a hot standby, or by a role that may only select.
+
+    Whatever would write raises `StoreReadOnly`. A standby shows what it has received of the primary: whole, in order,
+    and perhaps a little late. So a host may look dead here that is not; nothing follows from it, for whoever only
+    reads takes nothing over.
+    """
+
+    writes: ClassVar[bool] = False
+
+    async def transact(self, partition: str, reads: Reads, decide: Decide) -> Committed:
+        raise StoreReadOnly(self.location)
+
+    def renew(self, owner: str, lease_ms: int, value: bytes) -> None:
+        raise StoreReadOnly(self.location)
+
+    def announce(self, owner: str) -> None:
+        raise StoreReadOnly(self.location)
+
+    async def release(self, owner: str) -> None:
+        raise StoreReadOnly(self.location)
+
+    async def forget(self, owner: str, kinds: tuple[str, ...]) -> bool:
+        raise StoreReadOnly(self.location)
 
 
 async def _looked_at(source: Source, schema: str | None, *, make: bool, writes: bool) -> Tables:
