@@ -125,7 +125,6 @@ async def _check_columns(connection: Any, tables: Tables, location: str) -> None
 
 def _forbidden(location: str, what: str, needed: tuple[str, ...]) -> Forbidden:
     operation = "reading and writing the store" if needed is WRITES else "reading the store"
-    rights = " and ".join((", ".join(needed[:-1]), needed[-1])) if len(needed) > 1 else needed[0]
     return Forbidden(operation, identity=f"{location}: {what}").advising(
-        f"Grant the role {rights} on the store's tables, and usage of its schema"
+        f"Grant the role {', '.join(needed)} on the store's tables, and usage of its schema"
     )
