@@ -1,0 +1,213 @@
+"""Stores of former revisions, as their hosts left them: what can be read is read and gone on with, the rest is refused.
+
+A copy is opened, never an exhibit itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.contracts.errors import NotADatabase, NotFound, SessionDropped, UnknownFormat
+from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
+from agentscope_durable.contracts.status import TurnStatus, WaitKind
+from agentscope_durable.executors.function import FunctionExecutor
+from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.runtime.runtime import DurableRuntime
+from agentscope_durable.runtime.turn import DurableTurn
+from agentscope_durable.spi.executor import Succeeded
+from agentscope_durable.testing import census
+from agentscope_durable.testing.scripted_harness import Gates
+from tests.museum.exhibit import AGENT, ELSEWHERE, HERE, LARGE, SHOWN, harness, key
+from tests.museum.record import digest
+
+MUSEUM = Path(__file__).parent
+EXHIBITS = sorted(path.parent.name for path in MUSEUM.glob("*/about.json"))
+SECONDS = 90.0
+
+pytestmark = pytest.mark.backend("sqlite")
+
+
+def about(name: str) -> dict[str, Any]:
+    return json.loads((MUSEUM / name / "about.json").read_text(encoding="utf-8"))
+
+
+def readable(name: str) -> bool:
+    return about(name)["revision"] == STORAGE_REVISION
+
+
+READABLE = [name for name in EXHIBITS if readable(name)]
+REFUSED = [name for name in EXHIBITS if not readable(name)]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def copied(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    folder = tmp_path / "store"
+    shutil.copytree(MUSEUM / request.param, folder, ignore=shutil.ignore_patterns("about.json"))
+    return folder
+
+
+def test_this_revision_is_on_show() -> None:
+    assert READABLE, f"nothing was recorded by revision {STORAGE_REVISION}: python -m tests.museum.record"
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_an_exhibit_is_as_it_was_recorded(name: str) -> None:
+    found = contents(MUSEUM / name)
+    del found["about.json"]
+
+    assert found == about(name)["files"]
+
+
+@pytest.mark.spec("BE-27")
+@pytest.mark.parametrize(("copied", "name"), [(name, name) for name in READABLE], indirect=["copied"])
+async def test_everything_is_read_as_it_was_left_and_reading_changes_nothing(copied: Path, name: str) -> None:
+    before = contents(copied)
+    turns = about(name)["turns"]
+
+    async with LocalBackend.open(copied, read_only=True) as backend, DurableRuntime(backend=backend) as runtime:
+        for shown, what in SHOWN.items():
+            session = runtime.get_session(key(what.session or shown))
+            assert (await session.get_turn(turns[shown]).status()).status is what.recorded, shown
+            assert await census.calls_answered(backend, session.key) == []
+            assert shown == "pruned" or await census.replay_agrees(backend, session.key) == []
+        (dump,) = await runtime.get_session(key("large")).get_turn(turns["large"]).list_tools()
+        assert dump.result["value"] == "x" * LARGE
+        with pytest.raises(SessionDropped):
+            await runtime.get_session(key("dropped")).view()
+        findings = await HostOperations(backend).doctor(deep=True)
+        assert [one for one in findings.findings if one.severity == "damage"] == []
+
+    assert contents(copied) == before
+
+
+@pytest.mark.spec("BE-27")
+@pytest.mark.parametrize(("copied", "name"), [(name, name) for name in READABLE], indirect=["copied"])
+async def test_a_host_of_this_release_brings_every_turn_to_its_end(copied: Path, name: str) -> None:
+    turns = about(name)["turns"]
+    gates = Gates()
+    for gate in ("paused", "pausing", "cancelling", "running", "in a tool"):
+        gates.open(gate)
+    async with (
+        asyncio.timeout(SECONDS),
+        LocalBackend.open(copied, synchronous="NORMAL") as backend,
+        DurableRuntime(
+            backend=backend,
+            harnesses=[harness(gates), harness(gates, ELSEWHERE)],
+            executors={HERE: FunctionExecutor({"work": _never})},
+            poll_interval=0.05,
+            parallelism=32,
+        ) as runtime,
+    ):
+        await runtime.start()
+        for shown, what in SHOWN.items():
+            turn = runtime.get_session(key(what.session or shown)).get_turn(turns[shown])
+            await _help(turn, HostOperations(backend))
+            assert (await turn.status()).status is what.reaches, shown
+            if what.answer is not None:
+                assert str(await turn.result()) == what.answer, shown
+        # A Session of that time takes new work, and its agent knows what was said.
+        again = await runtime.get_session(key("restored")).submit("submit-today", "again")
+        assert str(await again.wait()) == "knows restored, again"
+        repeated = await runtime.create_session(key("completed"), AGENT)
+        assert (await repeated.submit("submit-completed", "completed")).turn_id == turns["completed"]
+
+    async with LocalBackend.open(copied, synchronous="NORMAL") as backend:
+        for shown, what in SHOWN.items():
+            session = key(what.session or shown)
+            wrong = [
+                *await census.calls_answered(backend, session),
+                *await census.nothing_stuck(backend, session, routes=[HERE]),
+                *await census.answers_once(backend, session),
+            ]
+            assert wrong == [], shown
+
+
+async def _never() -> str:
+    raise AssertionError("what was started long ago is not started again")
+
+
+async def _help(turn: DurableTurn, operations: HostOperations) -> None:
+    """Do what people have to do until the Turn has ended."""
+    while not (view := await turn.status()).status.terminal:
+        if view.status is TurnStatus.PAUSED:
+            await turn.resume(f"resume-{view.revision}", view.revision)
+        for waiting in view.waiting_on:
+            match waiting.kind:
+                case WaitKind.APPROVAL:
+                    await turn.respond("answer", waiting.id, True)
+                case WaitKind.SIGNAL:
+                    await turn.signal("signal", waiting.id, None)
+                case WaitKind.TOOL_UNKNOWN:
+                    await operations.reconcile_tool(
+                        turn,
+                        waiting.call_id or "",
+                        request_id="evidence",
+                        result=Succeeded(value="verified"),
+                        evidence_ref="the museum's own book",
+                    )
+                case WaitKind.EXTERNAL_RESULT:
+                    await turn.respond("told", waiting.id, "told by a person")
+                case _:
+                    pass
+        await asyncio.sleep(0.02)
+
+
+# ------------------------------------------------------------ what is not understood is left alone
+
+
+@pytest.mark.spec("BE-27")
+@pytest.mark.parametrize("copied", REFUSED, indirect=True)
+async def test_a_development_revision_of_the_past_is_refused_and_keeps_every_byte(copied: Path) -> None:
+    await _refused(copied, UnknownFormat)
+
+
+NEWER: dict[str, str] = {
+    "the next format": f"pragma user_version={STORAGE_FORMAT + 1}",
+    "the next revision": "update meta set value='8.dev999' where key='revision'",
+    "no format": "pragma user_version=0",
+    "a revision nobody wrote": "delete from meta where key='revision'",
+}
+
+
+@pytest.mark.spec("BE-27")
+@pytest.mark.parametrize("change", NEWER.values(), ids=NEWER.keys())
+@pytest.mark.parametrize("copied", READABLE[-1:], indirect=True)
+async def test_a_store_of_a_release_that_is_not_here_yet_is_refused_and_keeps_every_byte(
+    copied: Path, change: str
+) -> None:
+    _changed(copied, change)
+    await _refused(copied, UnknownFormat)
+
+
+@pytest.mark.parametrize("copied", READABLE[-1:], indirect=True)
+async def test_a_database_of_somebody_else_is_refused_and_keeps_every_byte(copied: Path) -> None:
+    _changed(copied, "pragma application_id=1")
+    await _refused(copied, NotADatabase)
+
+
+def _changed(folder: Path, statement: str) -> None:
+    connection = apsw.Connection(str(folder / "durable.db"))
+    connection.execute(statement)
+    connection.close()
+
+
+async def _refused(folder: Path, error: type[Exception]) -> None:
+    before = contents(folder)
+    for read_only in (False, True):
+        with pytest.raises(error) as refused:
+            async with LocalBackend.open(folder, read_only=read_only):
+                pass
+        assert not isinstance(refused.value, NotFound)
+    assert contents(folder) == before
