@@ -227,8 +227,16 @@ async def test_an_input_document_may_hold_more_than_text(hosts: Hosts, typed: Ty
         (['{"version": "1", "version": "1", "content": []}', "--document"], b"", "version"),
         (['{"version": "2", "content": [{"type": "text", "text": "a"}]}', "--document"], b"", "version"),
         (["{", "--document"], b"", ""),
+        (["-", "--document"], b"[" * 100_000, "deeper"),
+        (["-", "--document"], b'\xef\xbb\xbf{"version": "1", "content": []}', "JSON"),
+        (["-", "--document"], b'{"version": "1", "content": [NaN]}', "NaN"),
+        (["-", "--document"], b'{"version": "1", "content": [{"type": "text", "text": "\\ud83d"}]}', "surrogate"),
+        (["-", "--document"], b'{"version": "1", "content": [{"type": "text", "text": 9007199254740993}]}', "string"),
+        (["half of a pair: \ud83d"], b"", "surrogate"),
+        (["go", "--request-id", "a\x00b"], b"", "control character"),
+        (["go", "--request-id", "x" * 257], b"", "256"),
     ],
-    ids=range(10),
+    ids=range(18),
 )
 async def test_what_is_no_input_is_refused_and_nothing_is_stored(
     hosts: Hosts, typed: Typed, given: list[str], stdin: bytes, said: str

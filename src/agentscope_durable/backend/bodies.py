@@ -23,6 +23,7 @@ from agentscope_durable.contracts.bodies import (
 from agentscope_durable.contracts.commands import ObjectMarked
 from agentscope_durable.contracts.errors import BodyMissing, DigestMismatch, NotFound
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.records import decode_json
 from agentscope_durable.spi.object_store import ObjectStore
 
 Mark = Callable[[SessionKey, str, int], Awaitable[ObjectMarked]]
@@ -77,7 +78,12 @@ class Bodies:
             ).advising("Bring the object back from a backup: what needs it waits, and nothing of it is lost") from None
 
     async def open_value(self, session: SessionKey, body: Body) -> Any:
-        return msgspec.json.decode(await self.open(session, body))
+        """
+        Raises:
+            CorruptRecord: its content is no JSON. As for `open` else.
+        """
+        content = await self.open(session, body)
+        return decode_json(content, key=body.name or "a value in a record")
 
     async def open_column(self, session: SessionKey, column: bytes) -> bytes:
         if not column.startswith(COLUMN_REFERENCE):

@@ -19,7 +19,7 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import Reads, View
 from agentscope_durable.contracts.errors import DurableError, Misuse, PolicyFailed, Rejected
 from agentscope_durable.contracts.ids import check_id
-from agentscope_durable.contracts.records import PolicyRecord, decode
+from agentscope_durable.contracts.records import PolicyRecord, decode, decode_json
 from agentscope_durable.contracts.status import Audience
 from agentscope_durable.domain.rules import RULES
 from agentscope_durable.spi.policy import POLICY_READS_MAX, CommitPolicy, PolicyRequest, PolicyView
@@ -126,7 +126,7 @@ class _Records(Mapping[str, Any]):
 def _value(view: View, name: str) -> Any:
     key = keys.policy(name)
     stored = view.get(key)
-    return None if stored is None else msgspec.json.decode(decode(PolicyRecord, stored, key=key).value.inline)
+    return None if stored is None else decode_json(decode(PolicyRecord, stored, key=key).value.inline, key=key)
 
 
 def _told(error: Exception, request: PolicyRequest, method: str) -> DurableError:

@@ -197,6 +197,8 @@ class _Place(NamedTuple):
 def _parsed(cursor: str | None) -> _Place:
     if cursor is None:
         return _Place()
+    if not isinstance(cursor, str):
+        raise InvalidCursor("this is no cursor of a sweep", path="cursor")
     kind, _, rest = cursor.partition(":")
     after, colon, place = rest.partition(":")
     if kind == "f" and colon:

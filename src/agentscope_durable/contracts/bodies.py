@@ -12,6 +12,7 @@ import hashlib
 import msgspec
 
 from agentscope_durable.contracts.discreet import Discreet
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 
 INLINE_MAX_BYTES = 64 * 1024
@@ -73,7 +74,7 @@ def decode_reference(column: bytes) -> Body:
     """
     try:
         return msgspec.json.decode(column[1:], type=Body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptRecord("log column", "Body", str(error)) from error
 
 

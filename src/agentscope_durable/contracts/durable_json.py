@@ -31,6 +31,7 @@ from agentscope_durable.contracts.errors import InvalidRequest
 __all__ = [
     "DEPTH_MAX",
     "EXACT_INTEGER_MAX",
+    "UNREADABLE",
     "JsonValue",
     "canonical",
     "digest",
@@ -51,6 +52,12 @@ DEPTH_MAX: Final = 128
 
 EXACT_INTEGER_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly; the smallest is its negative."""
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What msgspec raises for stored or foreign bytes that are not what they should be.
+
+Nesting without end is a RecursionError there and no error of msgspec's. It is raised long before a stack ends.
+"""
 
 _EXACT_DIGITS_MAX: Final = len(str(EXACT_INTEGER_MAX))
 _PATH_CHARS_MAX: Final = 256

@@ -21,6 +21,7 @@ from typing import Final, Self
 import msgspec
 
 from agentscope_durable.contracts.discreet import Discreet
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord, InvalidRequest
 
 __all__ = [
@@ -268,7 +269,7 @@ class JournalBatch(msgspec.Struct, frozen=True, array_like=True):
         """
         try:
             return msgspec.json.decode(stored, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise CorruptRecord(f"journal position {position}", "JournalBatch", str(error)) from error
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.contracts.discreet import Discreet, Words
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.status import ModelObservation, ModelPurpose, ModelStatus, StepPhase, StepStatus
 
@@ -121,7 +122,7 @@ def decode_events(column: bytes, first: int) -> list[StoredEvent | None]:
         return []
     try:
         return list(_placed(_events.decode(column)))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptRecord(f"events from {first}", "list[StoredEvent]", str(error)) from error
 
 
@@ -231,5 +232,5 @@ def decode_facts(column: bytes, place: str) -> list[PrivateFact]:
     try:
         told = _facts.decode(column)
         return list(_named(told.facts, told.base, _long))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptRecord(place, "list[PrivateFact]", str(error)) from error

@@ -7,12 +7,13 @@ storage format 8, and new fields go at the end with a default.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.discreet import Discreet, Words
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.status import (
     ExecutionKind,
@@ -609,6 +610,7 @@ class EntryRecord(_Record, frozen=True):
 
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
@@ -629,5 +631,23 @@ def decode(kind: type[S], data: bytes, *, key: str = "") -> S:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[return-value]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (TypeError, *UNREADABLE) as error:  # TypeError: not even bytes stand there
         raise CorruptRecord(key, kind.__name__, str(error)) from error
+
+
+@overload
+def decode_json(data: Any, *, key: str) -> Any: ...
+@overload
+def decode_json(data: Any, kind: type[T], *, key: str) -> T: ...
+def decode_json(data: Any, kind: Any = Any, *, key: str) -> Any:
+    """The JSON that stands within a record, or in an object.
+
+    A record is decoded without looking into it (`msgspec.Raw`), so what is broken there is seen only here.
+
+    Raises:
+        CorruptRecord: it is none, or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (TypeError, *UNREADABLE) as error:
+        raise CorruptRecord(key, getattr(kind, "__name__", "JSON"), str(error)) from error

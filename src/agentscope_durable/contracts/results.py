@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from agentscope_durable.contracts.discreet import Discreet, Words
+from agentscope_durable.contracts.durable_json import UNREADABLE
 
 
 class ToolResult(Discreet, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,11 +71,11 @@ def read_notice(published: bytes) -> HostNotice:
         notice = _notice.decode(published)
         if notice.version == NOTICE_VERSION:
             return notice
-    except msgspec.DecodeError:
+    except UNREADABLE:
         pass
     try:
         found: object = msgspec.json.decode(published)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         found = None
     version: object = found[0] if isinstance(found, list) and found else 0
     return HostNotice(version=version if isinstance(version, int) else 0)

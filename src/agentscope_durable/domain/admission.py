@@ -22,6 +22,7 @@ from agentscope_durable.contracts.records import (
     TurnRecord,
     TurnRef,
     TurnState,
+    decode_json,
     encode,
 )
 from agentscope_durable.contracts.status import ResourceStatus
@@ -46,7 +47,7 @@ def repeated(draft: Draft, request_id: str, operation: str, arguments: dict[str,
     for name, value in arguments.items():
         if record.arguments.get(name) != value:
             raise RequestConflict(request_id, name)
-    return msgspec.json.decode(record.receipt, type=receipt)
+    return decode_json(record.receipt, receipt, key=keys.request(request_id))
 
 
 def remember(

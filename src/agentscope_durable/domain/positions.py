@@ -49,7 +49,7 @@ def prune_checkpoints(c: PruneCheckpoints, seed: bytes, view: View, now_ms: int)
     draft = begin(view, c.session, seed, now_ms)
     thread = draft.thread(c.thread_id)
     there = [
-        (int(key.removeprefix(keys.checkpoints(c.thread_id))), record)
+        (keys.ordinal_of(key, keys.checkpoints(c.thread_id)), record)
         for key, record in draft.page(_checkpoints(c.thread_id), CheckpointRecord)
     ]
 

@@ -15,6 +15,7 @@ from typing import Final, assert_never
 import msgspec
 
 from agentscope_durable.contracts.discreet import Discreet
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import (
     CACHE_FIELD,
@@ -236,7 +237,7 @@ def fold(batches: Iterable[tuple[int, JournalBatch]]) -> CheckpointState:
             try:
                 if number or not begins:
                     epoch.apply(row)
-            except (_Fault, msgspec.MsgspecError) as fault:
+            except (_Fault, *UNREADABLE) as fault:
                 raise _corrupt(position, f"row {number} ({type(row).__name__}): {fault}") from fault
             epoch.stored_bytes += row_bytes(row)
     if epoch is None:
@@ -334,7 +335,7 @@ def base_rows(state_json: bytes) -> tuple[CheckpointRow, ...]:
     """
     try:
         return tuple(_base_rows(_object.decode(state_json)))
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptRecord("native state", "AgentState", str(error)) from error
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from agentscope_durable.contracts.discreet import discreet
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.journal import CheckpointRow, Drop, Field
 
@@ -126,7 +127,7 @@ def read_position(field: msgspec.Raw | Mapping[str, msgspec.Raw] | None) -> Agen
     try:
         members = _members.decode(field) if isinstance(field, msgspec.Raw) else field
         stored = msgspec.json.decode(_encode(members), type=_Stored)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptRecord(POSITION_FIELD, "AgentExecutionPosition", str(error)) from error
     return AgentExecutionPosition(
         turn_id=stored.turn,

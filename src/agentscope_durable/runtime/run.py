@@ -37,6 +37,7 @@ from agentscope_durable.contracts.questions import (
     LoadThread,
     OpenWork,
 )
+from agentscope_durable.contracts.records import decode_json
 from agentscope_durable.contracts.status import ExecutionState, ModelStatus, StepStatus, TurnStatus
 from agentscope_durable.contracts.views import EntryView, TurnView, WorkspaceView
 from agentscope_durable.runtime.host import Delivery, Host
@@ -405,4 +406,4 @@ async def load_open_work(host: Host, thread: ThreadKey, turn_id: str) -> OpenWor
 
 
 async def load_body(host: Host, thread: ThreadKey, body: Body) -> Any:
-    return msgspec.json.decode(await host.open_body(thread.session, body))
+    return decode_json(await host.open_body(thread.session, body), key=body.name or "a value in a record")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from agentscope_durable.adapters.agentscope.checkpoint import restore, restore_message
 from agentscope_durable.adapters.agentscope.library import installed_version
 from agentscope_durable.adapters.agentscope.native import native_session_id, readable
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord, Incompatible, MissingExtra
 from agentscope_durable.contracts.journal import STATE_VERSION, CheckpointRow, JournalBatch
 from agentscope_durable.journal.checkpoint import (
@@ -110,7 +111,7 @@ def _check(checkpoint: CheckpointState) -> None:
             _ = _meta.decode(message.meta)
             for block in message.blocks:
                 _ = _block.decode(block)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptRecord("native state", "AgentState", str(error)) from error
     try:
         installed = installed_version()

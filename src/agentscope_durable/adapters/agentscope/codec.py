@@ -16,7 +16,7 @@ import msgspec
 from agentscope_durable.adapters.agentscope.checkpoint import block_bodies, sanitize_blocks
 from agentscope_durable.contracts import durable_json
 from agentscope_durable.contracts.discreet import Discreet
-from agentscope_durable.contracts.durable_json import sanitize_text
+from agentscope_durable.contracts.durable_json import UNREADABLE, sanitize_text
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.log import Usage
 from agentscope_durable.contracts.messages import Audio, Base64, Content, Image, Input, Text, Url, Video
@@ -114,7 +114,7 @@ def read_answer(payload: msgspec.Raw, *, position: int) -> StoredAnswer:
     """
     try:
         return msgspec.json.decode(payload, type=StoredAnswer)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptRecord(f"journal position {position}", "StoredAnswer", str(error)) from error
 
 
@@ -280,7 +280,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """Arguments of a call, as far as they are a JSON object; {} otherwise. For looking only, never for running."""
     try:
         parsed = msgspec.json.decode(text.encode("utf-8", "replace")) if text else {}
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return {}
     return parsed if isinstance(parsed, dict) else {}
 

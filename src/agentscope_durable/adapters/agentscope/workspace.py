@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.change import PAGE_MAX
 from agentscope_durable.contracts.commands import EntryCommit
 from agentscope_durable.contracts.discreet import Discreet
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import (
     EntryBusy,
     EntryConflict,
@@ -476,5 +476,5 @@ def _after(cursor: str | None) -> EntryPath:
         return ()
     try:
         return check_path(msgspec.json.decode(base64.b64decode(cursor, b"-_", validate=True), type=tuple[str, ...]))
-    except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError, InvalidRequest):
+    except (TypeError, ValueError, InvalidRequest, *UNREADABLE):
         raise InvalidCursor("this is not a cursor of a workspace", path="cursor") from None

@@ -35,7 +35,7 @@ async def list_checkpoints(reader: Reader, question: q.ListCheckpoints) -> Check
     rows = records.ranges[page]
     items = tuple(
         checkpoint_view(
-            thread_key, thread.binding, int(key.removeprefix(prefix)), decode(CheckpointRecord, data, key=key)
+            thread_key, thread.binding, keys.ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key)
         )
         for key, data in rows[:limit]
     )

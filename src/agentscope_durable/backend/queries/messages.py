@@ -144,4 +144,4 @@ def _reach(turn: TurnRecord) -> tuple[str, str]:
 
 def _first_of(key: str) -> int:
     """The first sequence of a message, from the key of its index entry."""
-    return int(key.removeprefix(keys.MESSAGES))
+    return keys.ordinal_of(key, keys.MESSAGES)

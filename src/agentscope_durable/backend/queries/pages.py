@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.events import session_mark
 from agentscope_durable.contracts.identity import SessionKey
@@ -86,7 +87,7 @@ def uncursor(listing: str, cursor: str, kind: type[T], session: SessionKey | Non
             return msgspec.json.decode(value, type=kind)
         if name == listing:
             raise InvalidCursor("this cursor belongs to another session", path="cursor")
-    except (AttributeError, UnicodeError, binascii.Error, msgspec.MsgspecError):
+    except (AttributeError, binascii.Error, *UNREADABLE):
         pass
     raise InvalidCursor(f"this is not a cursor of {listing}", path="cursor")
 

@@ -9,6 +9,7 @@ import msgspec
 
 from agentscope_durable.backend.bodies import Bodies
 from agentscope_durable.contracts.bodies import Body
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.events import BODY_FIELDS, ToolChanged
 from agentscope_durable.contracts.identity import SessionKey
@@ -50,7 +51,7 @@ def events_of(log: Iterable[LogRow], *, after: int, through: int) -> Iterator[Fo
 def tool_changed(found: Found) -> ToolChanged:
     try:
         return msgspec.json.decode(found.event.payload, type=ToolChanged)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptRecord(f"event {found.sequence}", found.event.type, str(error)) from error
 
 
@@ -91,6 +92,6 @@ def payload_of(found: Found) -> Payload:
             if place:
                 elsewhere[name] = Body(name=place, size=large)
                 size += large
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError, *UNREADABLE) as error:
         raise CorruptRecord(f"event {found.sequence}", event.type, str(error)) from error
     return Payload(data, elsewhere, size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from agentscope_durable.backend.queries.pages import cut, cut_rows, one_more, page_limit, position_of
 from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.backend.queries.records import get, head_of, thread_of
@@ -12,7 +10,14 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import NotClosed, NotFound
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.records import DropRecord, PolicyRecord, SessionHead, ThreadRecord, decode
+from agentscope_durable.contracts.records import (
+    DropRecord,
+    PolicyRecord,
+    SessionHead,
+    ThreadRecord,
+    decode,
+    decode_json,
+)
 from agentscope_durable.contracts.status import ResourceStatus
 from agentscope_durable.contracts.views import AgedSession, DropReceipt, Page, PolicyRecordView, SessionView, ThreadView
 from agentscope_durable.domain.dropping import drop_receipt
@@ -87,7 +92,7 @@ async def list_policies(reader: Reader, question: q.ListPolicies) -> Page:
         items.append(
             PolicyRecordView(
                 key=keys.unescape(key.removeprefix(keys.POLICIES)),
-                value=msgspec.json.decode(record.value.inline),
+                value=decode_json(record.value.inline, key=key),
                 request_id=record.request_id,
                 put_at_ms=record.put_ms,
             )

@@ -10,12 +10,15 @@ the wall clock neither steals a lease nor freezes one. A lease of another boot h
 from __future__ import annotations
 
 import base64
-import json
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from agentscope_durable.contracts.durable_json import UNREADABLE
+from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.spi.record_store import OwnerLease
 
 
@@ -100,12 +103,19 @@ class LeaseRow(NamedTuple):
 
     def encode(self) -> bytes:
         row = (self.boot_id, self.boot_ms, self.lease_ms, self.now_ms, base64.b64encode(self.value).decode())
-        return json.dumps(row, separators=(",", ":")).encode()
+        return msgspec.json.encode(row)
 
     @classmethod
     def decode(cls, data: bytes) -> LeaseRow:
-        boot_id, boot_ms, lease_ms, now_ms, value = json.loads(data)
-        return cls(str(boot_id), int(boot_ms), int(lease_ms), int(now_ms), base64.b64decode(value))
+        """
+        Raises:
+            CorruptRecord: it is no lease; it is left as it is.
+        """
+        try:
+            boot_id, boot_ms, lease_ms, now_ms, value = msgspec.json.decode(data, type=tuple[str, int, int, int, str])
+            return cls(boot_id, boot_ms, lease_ms, now_ms, base64.b64decode(value, validate=True))
+        except (TypeError, ValueError, *UNREADABLE) as error:
+            raise CorruptRecord("host", "LeaseRow", str(error)) from error
 
 
 def lease_row(clock: RisingClock, lease_ms: int, value: bytes) -> LeaseRow:

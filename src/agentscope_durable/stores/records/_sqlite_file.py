@@ -220,6 +220,9 @@ class SqliteFile:
 
     def translate(self, error: Exception) -> Exception:
         """SQLite's fault as an error of this library. Nothing was written when it is raised."""
+        if isinstance(error, UnicodeDecodeError):
+            # SQLite hands out what stands in its pages; text of a broken page need not be any.
+            return CorruptRecord(self.location, "text", f"byte {error.start} is not UTF-8")
         if isinstance(error, DurableError) or not isinstance(error, apsw.Error):
             return error
         if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):

@@ -13,6 +13,7 @@ from agentscope_durable.spi.record_store import ReadyRow
 from agentscope_durable.stores.records._host_locks import HostLocks
 from agentscope_durable.stores.records._sqlite_file import SqliteFile, version_risk
 from agentscope_durable.stores.records._sqlite_reader import Reader
+from agentscope_durable.stores.records._sqlite_rows import check_kinds, kinds
 from agentscope_durable.stores.records._sums import events_sum, rest_sum
 
 __all__ = ["condition", "damaged", "ready_of"]
@@ -20,6 +21,9 @@ __all__ = ["condition", "damaged", "ready_of"]
 FAULTS_MAX: Final = 100
 """Faults SQLite lists at most; a file that has so many is beyond a list."""
 _KINDS: Final = (READY_TURN, READY_DISPATCH, READY_LEASE, READY_RUNNING)
+
+_BLOB, _TEXT, _SUM = (bytes, type(None)), (str, type(None)), (int, type(None))
+_ROW_KINDS: Final = kinds(int, int, int, _TEXT, int, _BLOB, _BLOB, _BLOB, _SUM, int)
 
 _VERSIONS: Final = 18
 """Where a file says how it is written and read: twice 2 for a write-ahead log."""
@@ -64,6 +68,7 @@ def damaged(reader: Reader, partition: str, after: tuple[int, int] | None, limit
     looked_at = 0
     for (p,) in reader.run(_P, (partition,)).fetchall():
         for row in reader.run(_LOG, (p, *(after or (-1, -1)), limit)):
+            check_kinds(row, _ROW_KINDS, "log row")
             first, rev, count, stream, at, events, private, journal, of_events, of_rest = row
             looked_at += 1
             place = (first, rev)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Protocol, cast
+from itertools import product
+from typing import Any, Final, Protocol, cast
 
+from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.keys import FOUND
 from agentscope_durable.spi.record_store import COLUMNS, Column, LogRange, LogRow, OwnerLease, Range, StreamRange
 from agentscope_durable.stores.records._clock import LeaseRow, RisingClock, judge
 
 
 class Rows(Protocol):
-    """What a statement gives back. Columns are typed by the schema, which is strict."""
+    """What a statement gives back. The schema is strict about what is written; see `check_kinds` for what is read."""
 
     def fetchall(self) -> list[Any]: ...
 
@@ -143,9 +145,33 @@ def stream_page(run: Execute, p: int, r: StreamRange) -> list[LogRow]:
     return _log_rows(run(stream_statement(r.columns), (p, r.stream, r.first, r.last or NO_BOUND, r.limit)))
 
 
+Kinds = frozenset[tuple[type, ...]]
+
+
+def kinds(*columns: type | tuple[type, ...]) -> Kinds:
+    """The kinds a row's columns may have."""
+    return frozenset(product(*(column if isinstance(column, tuple) else (column,) for column in columns)))
+
+
+def check_kinds(row: tuple[object, ...], allowed: Kinds, name: str) -> None:
+    """SQLite checks the kind of a value when it is written, and hands out what a broken page says.
+
+    Raises:
+        CorruptRecord: a column is of a kind that was never written.
+    """
+    if tuple(map(type, row)) not in allowed:
+        raise CorruptRecord(name, "row", "a column is not of the kind that was written")
+
+
+_BLOB: Final = (bytes, type(None))
+_TEXT: Final = (str, type(None))
+_LOG_KINDS: Final = kinds(int, int, int, int, bytes, _BLOB, _BLOB, _BLOB, _TEXT, int)
+
+
 def _log_rows(rows: Iterable[tuple[object, ...]]) -> list[LogRow]:
     found: list[LogRow] = []
     for row in rows:
+        check_kinds(row, _LOG_KINDS, "log row")
         first, count, rev, at_ms, commit_id, events, private, journal, stream, at = cast(
             "tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None, str | None, int]", row
         )

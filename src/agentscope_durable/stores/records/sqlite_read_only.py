@@ -174,7 +174,7 @@ class SqliteReadOnlyStore(SqliteReadings):
             before = self._found()
             try:
                 answer = self._once(before.how, call)
-            except (apsw.Error, DurableError) as error:
+            except (apsw.Error, DurableError, UnicodeDecodeError) as error:
                 # It may be the error of a moment that has passed.
                 if self._holds(before):
                     raise self._file.translate(error) from error

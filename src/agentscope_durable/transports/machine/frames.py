@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from agentscope_durable.contracts.durable_json import UNREADABLE
 from agentscope_durable.contracts.events import EventDelta, PreviewStarted
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.spi.live import Preview
@@ -86,7 +87,7 @@ def encode(frame: Frame) -> bytes:
     """Raises Malformed: it is too long, or its text cannot be encoded."""
     try:
         body = _encoder.encode(frame)
-    except (UnicodeError, msgspec.MsgspecError) as error:
+    except UNREADABLE as error:
         raise Malformed(str(error)) from error
     if len(body) > FRAME_BYTES_MAX:
         raise Malformed("too long")
@@ -132,7 +133,7 @@ class Frames:
 def _decoded(body: bytes) -> Frame:
     try:
         frame = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(str(error)) from error
     if isinstance(frame, Hello) and frame.version != VERSION:
         raise Malformed(f"version {frame.version}")

@@ -168,7 +168,7 @@ async def _checkpoints(
         page = Range(prefix, after, PAGE_MAX)
         rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
         for key, data in rows:
-            yield int(key.removeprefix(prefix)), decode(CheckpointRecord, data, key=key)
+            yield keys.ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key)
         if len(rows) < PAGE_MAX:
             return
         after = rows[-1][0]
