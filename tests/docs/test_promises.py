@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
-PROMISES = [f"P{number}" for number in range(1, 14)]
+PROMISES = [f"P{number}" for number in range(1, 16)]
 TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)+)`")
 
 
