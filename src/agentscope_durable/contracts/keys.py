@@ -6,7 +6,6 @@ reach into another's range. Ordinals are padded so that the order of keys is the
 
 from __future__ import annotations
 
-from agentscope_durable.contracts.errors import CorruptRecord
 from agentscope_durable.contracts.ids import SessionKey
 
 HOST_PARTITION = ""
@@ -66,18 +65,6 @@ def spell(session: SessionKey) -> str:
 
 def _ordinal(number: int) -> str:
     return f"{number:012d}"
-
-
-def ordinal_of(key: str, prefix: str) -> int:
-    """The number at the end of a stored key.
-
-    Raises:
-        CorruptRecord: the key ends in something else, so it is not what was written.
-    """
-    digits = key.removeprefix(prefix)
-    if not (digits.isascii() and digits.isdecimal()):
-        raise CorruptRecord(key, "key", "it does not end in a number")
-    return int(digits)
 
 
 def thread(thread_id: str) -> str:

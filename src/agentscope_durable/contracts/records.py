@@ -651,3 +651,15 @@ def decode_json(data: Any, kind: Any = Any, *, key: str) -> Any:
         return msgspec.json.decode(data, type=kind)
     except (TypeError, *UNREADABLE) as error:
         raise CorruptRecord(key, getattr(kind, "__name__", "JSON"), str(error)) from error
+
+
+def ordinal_of(key: str, prefix: str) -> int:
+    """The number at the end of a stored key.
+
+    Raises:
+        CorruptRecord: the key ends in something else, so it is not what was written.
+    """
+    digits = key.removeprefix(prefix)
+    if not (digits.isascii() and digits.isdecimal()):
+        raise CorruptRecord(key, "key", "it does not end in a number")
+    return int(digits)

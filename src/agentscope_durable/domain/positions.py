@@ -21,7 +21,7 @@ from agentscope_durable.contracts.checkpoint import position_of
 from agentscope_durable.contracts.commands import PositionsPruned, PruneCheckpoints
 from agentscope_durable.contracts.errors import CheckpointPruned
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
-from agentscope_durable.contracts.records import CheckpointRecord, EntryRecord, ThreadRecord, UsesRecord
+from agentscope_durable.contracts.records import CheckpointRecord, EntryRecord, ThreadRecord, UsesRecord, ordinal_of
 from agentscope_durable.domain.change import Draft, begin
 from agentscope_durable.domain.workspace import drop_content, large_contents
 
@@ -49,7 +49,7 @@ def prune_checkpoints(c: PruneCheckpoints, seed: bytes, view: View, now_ms: int)
     draft = begin(view, c.session, seed, now_ms)
     thread = draft.thread(c.thread_id)
     there = [
-        (keys.ordinal_of(key, keys.checkpoints(c.thread_id)), record)
+        (ordinal_of(key, keys.checkpoints(c.thread_id)), record)
         for key, record in draft.page(_checkpoints(c.thread_id), CheckpointRecord)
     ]
 

@@ -10,7 +10,7 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.checkpoint import position_of, stream_position
 from agentscope_durable.contracts.errors import InvalidCursor, NotFound
 from agentscope_durable.contracts.identity import ThreadKey
-from agentscope_durable.contracts.records import CheckpointRecord, decode
+from agentscope_durable.contracts.records import CheckpointRecord, decode, ordinal_of
 from agentscope_durable.contracts.views import CheckpointPage
 from agentscope_durable.domain.checkpoint import checkpoint_view
 from agentscope_durable.domain.positions import check_kept
@@ -34,9 +34,7 @@ async def list_checkpoints(reader: Reader, question: q.ListCheckpoints) -> Check
         raise InvalidCursor("this position is ahead of the thread", path="after")
     rows = records.ranges[page]
     items = tuple(
-        checkpoint_view(
-            thread_key, thread.binding, keys.ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key)
-        )
+        checkpoint_view(thread_key, thread.binding, ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key))
         for key, data in rows[:limit]
     )
     more = len(rows) > limit or len(rows) == PAGE_MAX

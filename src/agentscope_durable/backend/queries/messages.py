@@ -17,7 +17,7 @@ from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded, NotFound
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.messages import Message
-from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode
+from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode, ordinal_of
 from agentscope_durable.contracts.views import Page
 from agentscope_durable.domain.projection import message_of
 from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
@@ -144,4 +144,4 @@ def _reach(turn: TurnRecord) -> tuple[str, str]:
 
 def _first_of(key: str) -> int:
     """The first sequence of a message, from the key of its index entry."""
-    return keys.ordinal_of(key, keys.MESSAGES)
+    return ordinal_of(key, keys.MESSAGES)

@@ -13,7 +13,7 @@ from agentscope_durable.contracts.change import Column, ReadyRow, Records
 from agentscope_durable.contracts.checkpoint import position_of
 from agentscope_durable.contracts.errors import DurableError
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
-from agentscope_durable.contracts.records import CheckpointRecord, ThreadRecord, TurnRecord, decode
+from agentscope_durable.contracts.records import CheckpointRecord, ThreadRecord, TurnRecord, decode, ordinal_of
 from agentscope_durable.contracts.status import Severity
 from agentscope_durable.domain.examination import Chain, schedule_fault
 from agentscope_durable.spi.inspection import InspectedRecords
@@ -168,7 +168,7 @@ async def _checkpoints(
         page = Range(prefix, after, PAGE_MAX)
         rows = (await reader.read(session, Reads(ranges=(page,)))).ranges[page]
         for key, data in rows:
-            yield keys.ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key)
+            yield ordinal_of(key, prefix), decode(CheckpointRecord, data, key=key)
         if len(rows) < PAGE_MAX:
             return
         after = rows[-1][0]
