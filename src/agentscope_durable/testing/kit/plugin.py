@@ -5,7 +5,7 @@ Rule: it is loaded at every start of pytest wherever this package is installed, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,10 +42,11 @@ def durable(request: pytest.FixtureRequest, _durable_stage: Stage) -> Durable:
     from agentscope_durable.testing.kit.durable import Durable, places
 
     kill: str | None = request.config.getoption("--durable-kill")
+    seed: Any = request.config.getoption("--durable-seed")
     return Durable(
         request.module,
         request.node.nodeid,
         _durable_stage,
-        seed=request.config.getoption("--durable-seed"),
+        seed=seed,
         only=None if kill is None else places(kill),
     )
