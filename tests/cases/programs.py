@@ -126,13 +126,27 @@ async def block_the_loop(job: dict[str, Any]) -> None:
     """C22: a tool that holds the event loop for longer than the lease."""
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
 
-    def hold() -> str:
+    hosts: list[DurableRuntime] = []
+
+    async def hold() -> str:
+        # It can tell that it was late for a look that it had set itself: the tool finds it between two of them.
+        scheduler, asleep = hosts[0]._scheduler, asyncio.Event()
+        sleep = scheduler._sleep
+
+        async def noted(wait: float) -> None:
+            if wait > 0 and not scheduler._bell._event.is_set():
+                asleep.set()
+            await sleep(wait)
+
+        scheduler._sleep = noted
+        await asleep.wait()
         (Path(job["folder"]) / "held").touch()
         time.sleep(job["seconds"])
         return "held"
 
     harness = ScriptedHarness([local("hold"), final("{results}")], ledger=ledger_of(job), tools={"hold": hold})
     async with host(job, harness, lease=job["lease"], host_name="blocked") as runtime:
+        hosts.append(runtime)
         session = await runtime.create_session(KEY, "agent")
         await runtime.start()
         turn = await session.submit("r1", "go")
