@@ -17,4 +17,4 @@ story = Story(
 
 
 def test_with_a_thread(durable):
-    assert durable.survives(story, sample=1).killed == 1
+    assert durable.survives(story, sample=3).killed >= 1
