@@ -210,7 +210,7 @@ async def test_a_pool_that_cannot_serve_is_refused_with_the_reason(postgres: Pos
     async with asyncpg.create_pool(postgres.dsn(), min_size=0, max_size=6) as pool:
 
         async def elsewhere() -> None:
-            with pytest.raises(DurableError):
+            with pytest.raises(Misuse, match="another event loop"):
                 await asyncio.wait_for(PostgresRecordStore.open(pool, schema=schema), 30)
 
         # A pool that has been used on its own loop cannot be used on another.

@@ -31,6 +31,7 @@ CONNECT_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 5.0
 POOL_MIN: Final = 6
 """Connections that are kept of a pool: of commits two, of contended Sessions one, of readings two, of bodies one."""
+ANOTHER_LOOP: Final = "the pool belongs to another event loop than the one the store is opened on"
 STATEMENTS_CACHED: Final = 256
 """Prepared statements of a connection: more than the store has texts."""
 
@@ -100,6 +101,10 @@ class PoolSource:
         self.location = _location_of_pool(pool)
 
     async def connect(self) -> Any:
+        loop = getattr(self._pool, "_loop", None)
+        if loop is not None and loop is not asyncio.get_running_loop():
+            # Before it is tried: a connection that two threads use at once ends the process.
+            raise Misuse(ANOTHER_LOOP)
         connection = await self._pool.acquire(timeout=CONNECT_SECONDS)
         try:
             await _direct(connection)
@@ -233,7 +238,7 @@ class Line:
 
 def _unconnected(error: Exception, location: str) -> BaseException:
     if "different loop" in str(error):
-        return Misuse("the pool belongs to another event loop than the one the store is opened on")
+        return Misuse(ANOTHER_LOOP)
     if isinstance(error, asyncpg.InterfaceError) and "not initialized" in str(error):
         return Misuse("the pool has not been opened: `await asyncpg.create_pool(...)`, or enter it")
     if isinstance(error, ValueError):
