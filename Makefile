@@ -75,7 +75,7 @@ demo: $(DEMO)
 two-hosts: $(DEV)
 	$(PY) examples/integrated/two_hosts/run.py $(if $(DATABASE),--database $(DATABASE))
 
-check: format-check lint types generated test test-oldest wheel
+check: format-check lint types generated test test-recover test-oldest wheel
 	@echo "check: all passed"
 
 format-check: $(DEV)
@@ -135,7 +135,7 @@ recover: $(DEV) servers
 	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) $(ARGS)
 
 # What is worth its time in every check.
-test-recover: $(DEV)
+test-recover: $(DEV) servers
 	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) -q -m "not matrix" -k "not postgres" \
 		tests/runtime tests/adapters tests/cases tests/examples
 
