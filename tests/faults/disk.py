@@ -85,7 +85,7 @@ class Disk(apsw.VFS):
         super().__init__(NAME, "unix")
         self._path = str(path)
         self.done: Counter[str] = Counter()
-        """Reads, writes and syncs so far."""
+        """Reads, writes and syncs so far, and as `log` the writes to the log alone."""
         self._orders: dict[str, tuple[int, int, int]] = {}
         self.failed = 0
         self.kept: dict[str, _Kept] = {}
@@ -134,6 +134,7 @@ class _File(apsw.VFSFile):
     def __init__(self, disk: Disk, path: str, name: Any, flags: list[int]) -> None:
         self._disk = disk
         self._kept = disk.kept.get(path)
+        self._log = path.endswith("-wal")
         super().__init__("unix", name, flags)
 
     def xRead(self, amount: int, offset: int) -> bytes:
@@ -144,6 +145,8 @@ class _File(apsw.VFSFile):
     def xWrite(self, data: bytes, offset: int) -> None:
         if self._kept is not None:
             self._disk.count("write")
+            if self._log:
+                self._disk.count("log")
         super().xWrite(data, offset)
         if self._kept is not None:
             self._kept.since.append((offset, bytes(data)))
