@@ -27,8 +27,8 @@ SAMPLE = 6
 FAULTS = {"read": ("read", 1, None), "write": ("write", 1, None), "sync": ("sync", 1, None), "full": ("log", 4, FULL)}
 """What fails, how often in a row, and with which of SQLite's codes; None is an I/O error.
 
-A full disk is met at the log alone. SQLite passes over it when it moves the log into the file after a commit, but a disk
-that is written in Python cannot: there it would look as if the commit had failed.
+A full disk is met at the log alone. When SQLite moves the log into the file after a commit, it passes over it; of one
+that is written in Python it would look as if the commit had failed.
 """
 
 
