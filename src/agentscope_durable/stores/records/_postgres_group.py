@@ -40,7 +40,7 @@ from agentscope_durable.stores.records._checks import (
     encode_head,
 )
 from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow, Question, encoded
-from agentscope_durable.stores.records._sums import events_sum, rest_sum
+from agentscope_durable.stores.records._sums import events_sum, rest_sum, signed
 
 __all__ = ["GROUP_BYTES_MAX", "Group", "Member", "Session", "asked"]
 
@@ -275,7 +275,8 @@ class Group:
             (
                 *(first, rev, entry.count, now_ms, commit_id, stream, entry.at if entry.stream else 0),
                 *(entry.events or None, entry.private or None, entry.journal or None),
-                *(events_sum(entry.events) if entry.events else None, rest_sum(entry.private, entry.journal)),
+                signed(events_sum(entry.events)) if entry.events else None,
+                signed(rest_sum(entry.private, entry.journal)),
             )
         )
         self._bytes += len(value) + len(entry.events) + len(entry.private) + len(entry.journal)
@@ -354,7 +355,7 @@ class Group:
                 kinds += [(n, kind.encode()) for kind in session.erase.kinds]
             if session.prune is not None:
                 for first, events in session.prune.rows:
-                    prunes.append((n, first, events or None, events_sum(events) if events else None))
+                    prunes.append((n, first, events or None, signed(events_sum(events)) if events else None))
         if kinds and not ready:
             # Named in the statement as what stays.
             ready.append((0, b"", b"", b"", 0, b""))
