@@ -19,6 +19,7 @@ from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.errors import (
+    CorruptRecord,
     CursorExpired,
     InvalidCursor,
     InvalidRequest,
@@ -452,6 +453,25 @@ async def test_a_limit_is_a_whole_number_from_1_to_1000(world: World, limit: Any
     for kind in (q.ListEvents, q.GetHistory, q.ListThreads):
         with pytest.raises(InvalidRequest, match="limit"):
             await world.ask(kind(session=SESSION, limit=limit))
+
+
+@pytest.mark.spec("EV-06")
+@pytest.mark.parametrize("of", ["middle", "end", "all"])
+async def test_a_hole_in_the_log_is_said_and_neither_passed_over_nor_waited_for(world: World, of: str) -> None:
+    await world.answer_turn("one")
+    whole = await world.events()
+    log = world.store._sessions[keys.partition(SESSION)].log
+    gone = {"middle": slice(1, 2), "end": slice(-1, None), "all": slice(None)}[of]
+    missing = log[gone][0].first
+    del log[gone]
+
+    with pytest.raises(CorruptRecord, match=f"event {missing}'"):
+        await world.events()
+    with pytest.raises(CorruptRecord, match=f"event {missing}'"):
+        await world.ask(q.ListEvents(session=SESSION, cursor=cursor_of(SESSION, missing - 1), limit=1))
+    if of != "all":
+        before: EventPage = await world.ask(q.ListEvents(session=SESSION, limit=missing - 1))
+        assert before.events == tuple(whole[: missing - 1])
 
 
 @pytest.mark.spec("EV-19")

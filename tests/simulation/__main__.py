@@ -4,6 +4,7 @@
 --seeds 200           stories 0..199
 --mutant fence        with a known bug planted: it must be found
 --report build/simulation-report   write what was done
+--counts counts.json  write what was reached, for a run in pieces (`--add counts.json ...` adds them up)
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
+from functools import reduce
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import LARGE, Schedule, draw
@@ -59,8 +63,8 @@ def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
         traceback.print_exception(cause)
 
 
-def _one(job: tuple[int, str]) -> tuple[int, str, int, int, dict[str, int], int]:
-    seed, store = job
+def _one(job: tuple[int, str]) -> tuple[int, str, int, int, dict[str, int], int, float]:
+    (seed, store), began = job, time.process_time()
     outcome = play(draw(seed, store))
     return (
         seed,
@@ -69,6 +73,7 @@ def _one(job: tuple[int, str]) -> tuple[int, str, int, int, dict[str, int], int]
         len(outcome.plan.faults),
         dict(outcome.audit.sometimes),
         len(outcome.plan.wishes),
+        time.process_time() - began,
     )
 
 
@@ -81,6 +86,8 @@ def main() -> int:
     parser.add_argument("--mutant", choices=sorted(MUTANTS))
     parser.add_argument("--mutants", action="store_true", help="then find every planted bug, too")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--counts", type=Path)
+    parser.add_argument("--add", type=Path, nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--raw", action="store_true", help="do not cut a failing story down")
     given = parser.parse_args()
@@ -92,6 +99,9 @@ def main() -> int:
             os.environ | {"PYTHONHASHSEED": "0"},
         )
     logging.disable(logging.CRITICAL)
+    if given.add is not None:
+        pieces = [msgspec.json.decode(path.read_bytes(), type=Piece) for path in given.add]
+        return told(reduce(Piece.plus, pieces), given)
     if given.seed is not None:
         return one(given)
     if given.mutant is not None:
@@ -122,51 +132,98 @@ def found(name: str, given: Any) -> bool:
     return False
 
 
+class Piece(msgspec.Struct):
+    """What came of some stories. Pieces of one run add up."""
+
+    source: str
+    seeds: int = 0
+    kept: int = 0
+    steps: int = 0
+    wishes: int = 0
+    faults: int = 0
+    cpu: float = 0.0
+    stores: dict[str, int] = {}
+    sometimes: dict[str, int] = {}
+    """How often something was reached."""
+    stories: dict[str, int] = {}
+    """In how many stories something was reached."""
+    violations: list[tuple[int, str]] = []
+
+    def plus(self, other: Piece) -> Piece:
+        if self.source != other.source:
+            raise SystemExit(f"pieces of different sources do not add up: {self.source} and {other.source}")
+        numbers = ("seeds", "kept", "steps", "wishes", "faults", "cpu")
+        counts = ("stores", "sometimes", "stories")
+        return Piece(
+            self.source,
+            **{name: getattr(self, name) + getattr(other, name) for name in numbers},
+            **{name: dict(Counter(getattr(self, name)) + Counter(getattr(other, name))) for name in counts},
+            violations=[*self.violations, *other.violations],
+        )
+
+    def lines(self) -> list[str]:
+        reached, stories = self.sometimes, self.stories
+        return [
+            f"source {self.source}",
+            f"{self.seeds} seeds ({', '.join(f'{count} {name}' for name, count in sorted(self.stores.items()))}),"
+            f" {self.kept} kept stories",
+            f"{len(self.violations)} violations, {self.steps} callbacks, {self.wishes} wishes, {self.faults} faults",
+            f"{self.cpu:.0f} s of CPU, {1000 * self.cpu / max(self.seeds, 1):.0f} ms a seed",
+            "",
+            "times reached, stories in which, what",
+            *(
+                f"{'' if reached.get(what) else 'NOT REACHED '}{reached.get(what, 0):8} {stories.get(what, 0):7} {what}"
+                for what in sorted({*reached, *MUST})
+            ),
+            *(f"VIOLATION seed {seed}: {problem}" for seed, problem in self.violations),
+        ]
+
+
 def many(given: Any) -> int:
-    began, bad, steps, faults, wishes = time.monotonic(), [], 0, 0, 0
-    sometimes: Counter[str] = Counter()
-    done = 0
-    for bug, plan in kept():
+    piece = Piece(digest())
+    reached: Counter[str] = Counter()
+    stories: Counter[str] = Counter()
+    for bug, plan in kept() if given.first == 0 else ():
+        piece.kept += 1
         outcome = play(plan)
         if outcome.failed:
             print(f"a kept story fails again ({bug})")
             say(outcome, shorter=False)
-            bad.append((plan.seed, str(outcome.violation)))
+            piece.violations.append((plan.seed, str(outcome.violation)))
     jobs = [(seed, given.store or store_of(seed)) for seed in range(given.first, given.first + given.seeds)]
+    piece.stores = dict(Counter(store for _, store in jobs))
     with multiprocessing.get_context("spawn").Pool(given.jobs, _quiet) if given.jobs > 1 else nullcontext() as pool:
-        for seed, problem, did, went_wrong, reached, asked in (
+        for seed, problem, did, went_wrong, met, asked, cpu in (
             map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8)
         ):
-            done += 1
-            if done % 500 == 0:
-                print(f"{done} seeds in {time.monotonic() - began:.0f} s, {len(bad)} violations", flush=True)
-            steps, faults, wishes = steps + did, faults + went_wrong, wishes + asked
-            sometimes.update(reached)
+            piece.seeds += 1
+            piece.cpu += cpu
+            if piece.seeds % 500 == 0:
+                print(f"{piece.seeds} seeds, {len(piece.violations)} violations", flush=True)
+            piece.steps, piece.faults, piece.wishes = piece.steps + did, piece.faults + went_wrong, piece.wishes + asked
+            reached.update(met)
+            stories.update(what for what, count in met.items() if count)
             if problem:
-                bad.append((seed, problem))
+                piece.violations.append((seed, problem))
                 store = given.store or store_of(seed)
-                say(play(draw(seed, store)), shorter=not given.raw and len(bad) <= 3)
-    seconds = time.monotonic() - began
+                say(play(draw(seed, store)), shorter=not given.raw and len(piece.violations) <= 3)
+    piece.sometimes, piece.stories = dict(reached), dict(stories)
     hidden = [name for name in MUTANTS if not found(name, given)] if given.mutants else []
-    missing = unreached(sometimes) if given.seeds >= 200 else []
-    lines = [
-        f"source {digest()}",
-        f"seeds {given.first}..{given.first + given.seeds - 1}, {len(kept())} kept stories",
-        f"{len(bad)} violations, {steps} callbacks, {wishes} wishes, {faults} faults",
-        f"{seconds:.0f} s, {given.seeds / max(seconds, 0.001):.2f} seeds/s",
-        *(
-            f"{'' if sometimes[what] else 'NOT REACHED '}{sometimes[what]:7} {what}"
-            for what in sorted({*sometimes, *MUST})
-        ),
-        *(f"VIOLATION seed {seed}: {problem}" for seed, problem in bad),
-    ]
+    if given.counts is not None:
+        given.counts.write_bytes(msgspec.json.encode(piece))
+    return told(piece, given) | bool(hidden)
+
+
+def told(piece: Piece, given: Any) -> int:
+    missing = unreached(piece.sometimes) if piece.seeds >= 200 else []
+    lines = piece.lines()
     print("\n".join(lines))
     if given.report is not None:
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text("\n".join(lines) + "\n")
     if missing:
         print("not reached: " + ", ".join(missing))
-    return int(bool(bad or missing or hidden))
+    return int(bool(piece.violations or missing))
 
 
 def _quiet() -> None:

@@ -211,7 +211,9 @@ class _Draw:
         self.requests = 0
         self.moments: list[float] = []
         self.lease = self.r.choice((2.0, 5.0, 10.0))
-        self.poll = self.r.choice((0.5, 1.0, 3.0))
+        self.poll = self.r.choice((0.7, 2.0, 4.0))
+        self.hosts = self.r.choices((1, 2, 3), (1, 4, 3))[0]
+        self.takeovers_max = self.r.choice((5, 5, 2))
 
     def chance(self, p: float) -> bool:
         return self.r.random() < p
@@ -318,7 +320,7 @@ class _Draw:
         return Schedule(
             seed=self.seed,
             store=self.store,
-            hosts=r.choices((1, 2, 3), (1, 4, 3))[0],
+            hosts=self.hosts,
             lease=self.lease,
             poll=self.poll,
             stay=r.choice((0.0, 0.5, 0.9)),
@@ -326,7 +328,7 @@ class _Draw:
             hints_lost=r.choice((0.0, 0.1, 0.5, 1.0)),
             may_query=self.chance(0.6),
             may_cancel=self.chance(0.6),
-            takeovers_max=r.choice((5, 5, 2)),
+            takeovers_max=self.takeovers_max,
             wishes=tuple(wishes),
             faults=(*themed, *self.faults()),
             observers=self.observers(),
@@ -341,7 +343,8 @@ class _Draw:
         during = round(at + self.poll + r.uniform(1.0, 6.0), 3)
         later: Wish = Ask(during, client, turn, self.request(), "inject")
         faults: tuple[Fault, ...] = ()
-        match r.choice(("question", "outcome", "finalization", "executor")):
+        self.hosts = max(self.hosts, 2)
+        match r.choice(("question", "outcome", "finalization", "executor", "zombie", "zombie", "parked")):
             case "question":
                 # A host is lost while a person is asked and a tool runs.
                 script = (Round(calls=(self.work("approval", name, 0, 1.0), self.work("local", name, 1, 10.0))), last)
@@ -352,6 +355,21 @@ class _Draw:
             case "finalization":
                 script = (replace(last, gate="wait 9"),)
                 later = Ask(during, client, turn, self.request(), "pause")
+            case "zombie":
+                # Its host stands still until another one has gone on, and then goes on as well, at the same place.
+                gate = f"wait {r.choice((1, 4, 9))}"
+                script = (*(Round(text=f"{name} says {one}", gate=gate) for one in range(3)), last)
+                faults = tuple(
+                    Freeze(round(during + 3 * one, 3), OWNER, round(self.lease + self.poll * r.uniform(0.8, 2.5), 3))
+                    for one in range(2)
+                )
+            case "parked":
+                # Hosts are lost with it again and again before it comes any further.
+                self.takeovers_max = 1
+                script = (replace(last, gate="wait 30"),)
+                faults = tuple(
+                    Kill(round(during + one * (self.lease + self.poll + 1), 3), OWNER, 1.0) for one in range(4)
+                )
             case _:
                 script = (Round(calls=(self.work("external", name, 0, 1.0),)), last)
                 point = r.choice(("executor.start.before", "executor.start.after"))

@@ -45,6 +45,8 @@ from agentscope_durable.spi.executor import (
 )
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.stores.records._sqlite_writer import Member
+from agentscope_durable.stores.records._waiters import _resolve
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness
 from agentscope_durable.testing.simulated_loop import (
@@ -95,6 +97,39 @@ class Backend(TransactionalSessionBackend):
 
     def heartbeat(self, owner: str, lease_ms: int, published: bytes) -> Any:
         return SimulatedHeartbeat(self.link.world.loop, self.link, owner, lease_ms, published)  # type: ignore[arg-type]
+
+
+class InlineSqlite(SqliteRecordStore):
+    """The store without its threads: what one of them would be given is done on the spot, by the same code.
+
+    A story asks for one thing at a time and the world stands still meanwhile, so threads would only pass it on.
+    """
+
+    def _start(self) -> None:
+        """There is nobody to start."""
+
+    def _submit(self, where: Any, job: Any) -> None:
+        super()._submit(where, job)
+        assert where.get_nowait() is job
+        if where is self._readings:
+            self._read(self._readers[0], job)
+        elif isinstance(job, Member):
+            with self._gate:
+                self._commit([job])
+        else:
+            with self._gate:
+                self._run(job)
+        _resolve((job,))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for reader in self._readers:
+            reader.connection.close()
+        self._renewer.close()
+        self._writer.connection.close()
+        self._locks.close()
 
 
 class Link:
@@ -171,7 +206,10 @@ class Link:
         if name.startswith("_") or name == "inner":
             raise AttributeError(name)
         found = getattr(self.inner, name)
-        return partial(self._call, name) if inspect.iscoroutinefunction(found) else found
+        reached = partial(self._call, name) if inspect.iscoroutinefunction(found) else found
+        # Looked up once: this is where every call of every host passes.
+        self.__dict__[name] = reached
+        return reached
 
     def announce(self, owner: str) -> None:
         if not self.world.cut(self.actor):
@@ -469,7 +507,7 @@ class World:
             shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
             self._folder = Path(tempfile.mkdtemp(prefix="story-", dir=shm))
         environment = SimulatedEnvironment(self.loop, f"store {name}")
-        opening = SqliteRecordStore.open(
+        opening = InlineSqlite.open(
             self._folder / "durable.db", synchronous="NORMAL", clock=self.clock, environment=environment
         )
         store = self.loop.drive(opening)

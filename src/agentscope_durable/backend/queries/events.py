@@ -5,10 +5,10 @@ from __future__ import annotations
 from agentscope_durable.backend.queries.pages import is_full, page_limit
 from agentscope_durable.backend.queries.reading import Reader, log_page
 from agentscope_durable.backend.queries.records import run_key, run_of, thread_of, turn_of
-from agentscope_durable.backend.queries.rows import Found, Payload, events_of, payload_of
+from agentscope_durable.backend.queries.rows import Found, Payload, events_of, last_of, payload_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
-from agentscope_durable.contracts.errors import CursorExpired, InvalidCursor, InvalidRequest
+from agentscope_durable.contracts.errors import CorruptRecord, CursorExpired, InvalidCursor, InvalidRequest
 from agentscope_durable.contracts.events import EventFilter, EventPage, PublicEvent, cursor_of, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.domain.projection import concerns
@@ -55,6 +55,7 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
             position = records.pruned_through
             continue
         last = last or position + limit
+        _check_whole(records, position, min(last, watermark))
         full = False
         for found in events_of(records.log, after=position, through=last):
             event = found.event
@@ -68,8 +69,25 @@ async def list_events(reader: Reader, question: q.ListEvents) -> EventPage:
                     break
                 events.append(await public_event(reader, session, found, payload))
             position = found.sequence
-        if full or position >= min(last, watermark) or not records.log:
+        if full or position >= min(last, watermark):
             return EventPage(tuple(events), cursor_of(session, position), cursor_of(session, watermark))
+
+
+def _check_whole(records: Records, position: int, through: int) -> None:
+    """Every number that was given out after `position` is there: a reader would else pass over what is missing, or wait
+    for it for ever, reading again and again (EV-06).
+
+    Raises:
+        CorruptRecord: the log has a hole.
+    """
+    for row in records.log:
+        if row.first > position + 1:
+            break
+        position = max(position, last_of(row))
+    else:
+        if records.log or position >= through:
+            return
+    raise CorruptRecord(f"event {position + 1}", "public event", "it is counted, and not in the log")
 
 
 async def watermarks(reader: Reader, question: q.Watermarks) -> tuple[int, ...]:

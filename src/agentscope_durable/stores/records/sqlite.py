@@ -397,16 +397,19 @@ class SqliteRecordStore(SqliteReadings):
 
     def _read_loop(self, reader: Reader) -> None:
         while (job := self._readings.get()) is not None:
-            try:
-                if isinstance(job, _Job):
-                    job.answer = job.call()
-                else:
-                    reader.check_place(self._file)
-                    job.answer = reader.answer(job.call)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                job.error = self._file.translate(error)
+            self._read(reader, job)
             tell((job,))
         reader.connection.close()
+
+    def _read(self, reader: Reader, job: _ReadJob | _Job) -> None:
+        try:
+            if isinstance(job, _Job):
+                job.answer = job.call()
+            else:
+                reader.check_place(self._file)
+                job.answer = reader.answer(job.call)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            job.error = self._file.translate(error)
 
     def _write_loop(self) -> None:
         # A forked child never leaves this frame, so there these connections are never closed.
