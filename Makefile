@@ -9,7 +9,8 @@
 #   make bench [ARGS=...]               the benchmarks; never part of check
 #   make bench-peers [ARGS=...]         DBOS, LangGraph and Absurd beside ours, in an environment of their own
 #   make simulate [SEED=7 | SEEDS=200 | MUTANT=fence]
-#                                       whole worlds under faults; SEED plays one, MUTANT plants a bug
+#                                       whole worlds under faults; SEED plays one, MUTANT plants a bug,
+#                                       AGENT=agentscope plays them with real agents
 #   make weather [SEED=7]               the tests as on a busy machine: what waits for too little fails
 #   make recover                        the tests with a recovery in every Step, on all stores
 #   make faults                         every operation of stores, disk and connection fails once
@@ -50,7 +51,7 @@ GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
 .PHONY: simulate weather recover test-recover faults matrix docs format
 
 help:
-	@sed -n '4,20p' Makefile | cut -c5-
+	@sed -n '4,21p' Makefile | cut -c5-
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; another name: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -125,7 +126,8 @@ bench-peers: $(DEV) servers $(PEERS)/.installed
 # Without SEED or MUTANT every planted bug must be found as well. SEEDS=10000 takes hours.
 simulate: $(DEV)
 	$(PY) -m tests.simulation --report build/simulation-report $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(MUTANT),--mutant $(MUTANT),$(if $(SEED),,--mutants)) $(if $(STORE),--store $(STORE)) $(if $(JOBS),--jobs $(JOBS))
+		$(if $(MUTANT),--mutant $(MUTANT),$(if $(SEED),,--mutants)) $(if $(STORE),--store $(STORE)) $(if $(AGENT),--agent $(AGENT)) \
+		$(if $(JOBS),--jobs $(JOBS))
 
 weather: $(TEST) servers
 	$(PYTEST) --weather=$(or $(SEED),1) --timeout 900 -m "not matrix" $(ARGS)

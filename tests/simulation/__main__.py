@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.schedule import LARGE, Schedule, draw
+from tests.simulation.schedule import LARGE, REAL, SCRIPTED, Schedule, draw
 from tests.simulation.shrink import shrink
-from tests.simulation.sometimes import MUST, unreached
+from tests.simulation.sometimes import MUST, RARE, unreached
 from tests.simulation.story import Outcome, play
 
 KEPT = Path(__file__).with_name("kept.jsonl")
@@ -47,8 +47,9 @@ def kept() -> list[tuple[str, Schedule]]:
 
 
 def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
-    seed = outcome.plan.seed
-    print(f"REPLAY seed={seed} store={outcome.plan.store}{f' mutant={mutant}' if mutant else ''}")
+    plan = outcome.plan
+    planted = f" mutant={mutant}" if mutant else ""
+    print(f"REPLAY seed={plan.seed} store={plan.store} agent={plan.agent}{planted}")
     print(f"  {outcome.violation}")
     if shorter:
         small = shrink(outcome)
@@ -63,9 +64,9 @@ def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
         traceback.print_exception(cause)
 
 
-def _one(job: tuple[int, str]) -> tuple[int, str, int, int, dict[str, int], int, float]:
-    (seed, store), began = job, time.process_time()
-    outcome = play(draw(seed, store))
+def _one(job: tuple[int, str, str]) -> tuple[int, str, int, int, dict[str, int], int, float]:
+    (seed, store, agent), began = job, time.process_time()
+    outcome = play(draw(seed, store, agent))
     return (
         seed,
         "" if outcome.violation is None else str(outcome.violation),
@@ -83,6 +84,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--store", choices=("memory", "sqlite"))
+    parser.add_argument("--agent", choices=(SCRIPTED, REAL), default=SCRIPTED, help="who plays the scripts")
     parser.add_argument("--mutant", choices=sorted(MUTANTS))
     parser.add_argument("--mutants", action="store_true", help="then find every planted bug, too")
     parser.add_argument("--report", type=Path)
@@ -111,7 +113,7 @@ def main() -> int:
 
 def one(given: Any) -> int:
     with MUTANTS[given.mutant]() if given.mutant else nullcontext():
-        outcome = play(draw(given.seed, given.store or store_of(given.seed)))
+        outcome = play(draw(given.seed, given.store or store_of(given.seed), given.agent))
         print(f"seed {given.seed}: {outcome.steps} callbacks, {outcome.seconds:.0f} simulated seconds")
         if outcome.failed:
             say(outcome, mutant=given.mutant or "", shorter=not given.raw)
@@ -165,7 +167,7 @@ class Piece(msgspec.Struct):
         reached, stories = self.sometimes, self.stories
         return [
             f"source {self.source}",
-            f"{self.seeds} seeds ({', '.join(f'{count} {name}' for name, count in sorted(self.stores.items()))}),"
+            f"{self.seeds} seeds ({'; '.join(f'{count} {name}' for name, count in sorted(self.stores.items()))}),"
             f" {self.kept} kept stories",
             f"{len(self.violations)} violations, {self.steps} callbacks, {self.wishes} wishes, {self.faults} faults",
             f"{self.cpu:.0f} s of CPU, {1000 * self.cpu / max(self.seeds, 1):.0f} ms a seed",
@@ -173,7 +175,7 @@ class Piece(msgspec.Struct):
             "times reached, stories in which, what",
             *(
                 f"{'' if reached.get(what) else 'NOT REACHED '}{reached.get(what, 0):8} {stories.get(what, 0):7} {what}"
-                for what in sorted({*reached, *MUST})
+                for what in sorted({*reached, *MUST, *RARE})
             ),
             *(f"VIOLATION seed {seed}: {problem}" for seed, problem in self.violations),
         ]
@@ -183,15 +185,17 @@ def many(given: Any) -> int:
     piece = Piece(digest())
     reached: Counter[str] = Counter()
     stories: Counter[str] = Counter()
-    for bug, plan in kept() if given.first == 0 else ():
+    for bug, plan in kept() if given.first == 0 and given.agent == SCRIPTED else ():
         piece.kept += 1
         outcome = play(plan)
         if outcome.failed:
             print(f"a kept story fails again ({bug})")
             say(outcome, shorter=False)
             piece.violations.append((plan.seed, str(outcome.violation)))
-    jobs = [(seed, given.store or store_of(seed)) for seed in range(given.first, given.first + given.seeds)]
-    piece.stores = dict(Counter(store for _, store in jobs))
+    jobs = [
+        (seed, given.store or store_of(seed), given.agent) for seed in range(given.first, given.first + given.seeds)
+    ]
+    piece.stores = dict(Counter(f"{store}, {agent} agent" for _, store, agent in jobs))
     with multiprocessing.get_context("spawn").Pool(given.jobs, _quiet) if given.jobs > 1 else nullcontext() as pool:
         for seed, problem, did, went_wrong, met, asked, cpu in (
             map(_one, jobs) if pool is None else pool.imap(_one, jobs, 8)
@@ -206,7 +210,7 @@ def many(given: Any) -> int:
             if problem:
                 piece.violations.append((seed, problem))
                 store = given.store or store_of(seed)
-                say(play(draw(seed, store)), shorter=not given.raw and len(piece.violations) <= 3)
+                say(play(draw(seed, store, given.agent)), shorter=not given.raw and len(piece.violations) <= 3)
     piece.sometimes, piece.stories = dict(reached), dict(stories)
     hidden = [name for name in MUTANTS if not found(name, given)] if given.mutants else []
     if given.counts is not None:
@@ -215,7 +219,7 @@ def many(given: Any) -> int:
 
 
 def told(piece: Piece, given: Any) -> int:
-    missing = unreached(piece.sometimes) if piece.seeds >= 200 else []
+    missing = unreached(piece.sometimes, piece.seeds)
     lines = piece.lines()
     print("\n".join(lines))
     if given.report is not None:

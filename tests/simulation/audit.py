@@ -24,6 +24,7 @@ from agentscope_durable.contracts.errors import (
     RevisionConflict,
     Terminal,
 )
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.log import StoredEvent, decode_events
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, ReplayRule, RunStatus
 from agentscope_durable.spi.record_store import LogRange, Reads
@@ -98,6 +99,7 @@ class Asked:
 
 @dataclass
 class TurnSeen:
+    session: SessionKey
     thread: str
     ordinal: int
     request: str
@@ -138,6 +140,7 @@ class Audit:
         self.cancels: set[str] = set()
         self.pauses: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
+        self.repaired: set[str] = set()
         self.applied_inputs: dict[str, list[str]] = defaultdict(list)
         self.accepted_inputs: dict[str, str] = {}
         self.kept_out: dict[str, str] = {}
@@ -147,7 +150,10 @@ class Audit:
         self.sent: list[tuple[float, str, Any]] = []
         """Everything that reached the store and may change it, to be sent again elsewhere."""
         self.pruned_through: dict[str, int] = defaultdict(int)
-        self.forgotten: set[str] = set()
+        self.forgotten: set[tuple[SessionKey, str]] = set()
+        self.sessions: dict[str, SessionKey] = {}
+        self.dropped: dict[SessionKey, bool] = {}
+        """Sessions that are being dropped, and whether that is done."""
 
     # ------------------------------------------------------------ what the world tells
 
@@ -210,6 +216,14 @@ class Audit:
             return
         self.commands[f"{name} {'ok' if result.changed else 'unchanged'}"] += 1
         key = keys.partition(command.session)
+        self.sessions[key] = command.session
+        if command.session in self.dropped and not isinstance(command, c.DropSession):
+            if result.changed and not isinstance(command, c.SweepObjects | c.ForgetObjects):
+                self.broken("D16", f"a {name} changed {key}, which is dropped")
+            return
+        if isinstance(command, c.DropSession):
+            self._drop(key, command, result)
+            return
         events = self._new_events(key, actor, result)
         match command:
             case c.Claim():
@@ -238,6 +252,9 @@ class Audit:
                 turn = self.turns.get(command.turn_id)
                 if turn is not None and turn.status == "WAITING" and self.pending[command.turn_id]:
                     self.sometimes["a cancel came while a question was open"] += 1
+            case c.RepairThread() if result.changed and command.turn_id in self.turns:
+                self.repaired.add(command.turn_id)
+                self.sometimes["an operator repaired a thread"] += 1
             case c.Pause() if result.changed:
                 self.pauses[command.turn_id] += 1
             case c.Withdraw() if result.changed:
@@ -248,7 +265,7 @@ class Audit:
                 if any(not hold.over for hold in self._holds.values()):
                     self.sometimes["events were pruned beside a run"] += 1
             case c.PruneCheckpoints() if result.changed:
-                self.forgotten.add(command.thread_id)
+                self.forgotten.add((command.session, command.thread_id))
                 self.sometimes["checkpoints were pruned"] += 1
             case c.RestoreThread() if result.changed and command.native is not None:
                 self.sometimes["a thread was restored"] += 1
@@ -260,6 +277,19 @@ class Audit:
                 pass
         for event in events:
             self._event(key, actor, command, event)
+
+    def _drop(self, key: str, command: c.DropSession, result: Any) -> None:
+        """Nothing of it may be at work or wait; then it goes, slice by slice."""
+        for turn_id, turn in self.turns.items():
+            if turn.session == command.session and turn.status not in TERMINAL:
+                self.broken("P1", f"{key} is dropped, and turn {turn_id} is {turn.status}")
+        if any(place.startswith(f"{key}/") and not hold.over for place, hold in self._holds.items()):
+            self.broken("P2", f"{key} is dropped, and a thread of it is owned")
+        if result.changed and command.session not in self.dropped:
+            self.sometimes["a session was dropped"] += 1
+            if any(not hold.over for hold in self._holds.values()):
+                self.sometimes["a session was dropped beside a run"] += 1
+        self.dropped[command.session] = not result.receipt.more
 
     def _refused(self, actor: str, command: Any, error: BaseException) -> None:
         match command, error:
@@ -489,7 +519,8 @@ class Audit:
         turn = self.turns.get(turn_id)
         if turn is None:
             place = f"{key}/{view['threadId']}"
-            turn = self.turns[turn_id] = TurnSeen(view["threadId"], view["ordinal"], view["requestId"])
+            session = self.sessions[key]
+            turn = self.turns[turn_id] = TurnSeen(session, view["threadId"], view["ordinal"], view["requestId"])
             queue = self.order[place]
             # P3: the order of admission is the order of ordinals.
             if queue and self.turns[queue[-1]].ordinal >= turn.ordinal:
@@ -516,7 +547,7 @@ class Audit:
             self.broken("P8", f"turn {turn_id} is CANCELLED, and nobody asked for that")
         if status in ("PAUSING", "PAUSED") and not self.pauses[turn_id]:
             self.broken("P8", f"turn {turn_id} is {status}, and nobody asked for that")
-        if status == "FAILED" and not self.failures[turn_id]:
+        if status == "FAILED" and not self.failures[turn_id] and turn_id not in self.repaired:
             self.broken("P8", f"turn {turn_id} is FAILED, and no invocation failed")
         if status == "CANCELLED" and "RUNNING" in turn.statuses:
             self.sometimes["a cancel was before completion"] += 1

@@ -12,21 +12,34 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import ReplayRule
 from agentscope_durable.testing.scripted_harness import Action, Call, Emit, Fail, Round, Wait
 
+KEY = SessionKey("app", "story")
+OTHER = SessionKey("app", "other")
 HOSTS = ("a", "b", "c")
+SCRIPTED, REAL = "scripted", "agentscope"
+"""Who plays the scripts: the scripted harness, or a real AgentScope agent (`real_agent`)."""
 OWNER = "owner"
 """In the place of a host: whichever owns a Thread at that time, if one does."""
 CLIENTS = ("x", "y")
 ROUTE = "hands"
 SIGNALS = ("x.go", "x.stop")
+BESIDE = "beside/main"
+"""A Thread of another Session. Its name stands before the slash; there is none for the story's own."""
 DAY_SECONDS = 26 * 3600
 """Longer than a body may wait for a commit that refers to it."""
 LARGE = "." * 66_000
 """Makes a text too large to be kept among the records."""
 STORY_SECONDS = 60.0
 """Simulated seconds in which things are asked for and go wrong; then the faults stop."""
+
+
+def place(thread: str) -> tuple[SessionKey, str]:
+    """The Session and the Thread that a wish names."""
+    session, _, name = thread.rpartition("/")
+    return (OTHER if session else KEY), name
 
 
 # ---- what clients ask for; `turn` is the number of a submitted task within the story ----
@@ -49,7 +62,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """A control of a Turn.
 
     Attributes:
-        what: steer, inject, withdraw, cancel, pause, resume, signal, respond, edit, refuse, reconcile, release.
+        what: steer, inject, withdraw, cancel, pause, resume, signal, respond, edit, refuse, reconcile, release, repair.
         target: request id of a withdraw, key of a signal.
     """
 
@@ -63,7 +76,8 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 class Resource(msgspec.Struct, frozen=True, tag="resource"):
     """Attributes:
-    what: thread, close_thread, close_session, restore, fork, prune, forget (checkpoints), sweep, doctor, session.
+    what: thread, close_thread, close_session, restore, fork, prune, forget (checkpoints), sweep, doctor, session, drop,
+        retain.
     """
 
     at: float
@@ -155,6 +169,7 @@ Fault = Kill | Point | Freeze | Stop | Jump | Store | Storm | Deaf
 class Observer(msgspec.Struct, frozen=True):
     """Attributes:
     how: stream or subscription.
+    of: the Thread it looks at, as in a wish; "" and "beside/" are whole Sessions.
     slow: seconds each fact takes it.
     fails: every so manieth call of its callback raises; 0: none.
     """
@@ -164,6 +179,7 @@ class Observer(msgspec.Struct, frozen=True):
     slow: float
     fails: int
     deltas: bool
+    of: str = ""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -184,6 +200,7 @@ class Schedule(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
     observers: tuple[Observer, ...]
     scripts: dict[str, tuple[Action, ...]]
+    agent: str = SCRIPTED
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode().replace(LARGE, "<large>")
@@ -199,7 +216,12 @@ class Schedule(msgspec.Struct, frozen=True):
 POINTS = (
     *("model.request.before", "model.request.after", "tool.local.before", "tool.local.after"),
     *("executor.start.before", "executor.start.after", "executor.query.before", "executor.query.after"),
-    *("executor.cancel.before", "executor.cancel.after"),
+    *("executor.cancel.before", "executor.cancel.after", "object.put.before", "object.put.after"),
+)
+
+
+THEMES = (
+    *("question", "outcome", "finalization", "zombie", "zombie", "late", "parked", "orphan", "copy", "point", "point"),
 )
 
 
@@ -214,6 +236,7 @@ class _Draw:
         self.poll = self.r.choice((0.7, 2.0, 4.0))
         self.hosts = self.r.choices((1, 2, 3), (1, 4, 3))[0]
         self.takeovers_max = self.r.choice((5, 5, 2))
+        self.hints_lost = self.r.choice((0.0, 0.1, 0.5, 1.0))
 
     def chance(self, p: float) -> bool:
         return self.r.random() < p
@@ -228,7 +251,7 @@ class _Draw:
         r = self.r
         kind = r.choices(("local", "external", "approval", "manual"), (5, 4, 3, 1))[0]
         how = r.choices(("ok", "raise", "error"), (8, 1, 1))[0]
-        seconds = r.choice((0.0, 0.2, 1.0, 4.0, 10.0))
+        seconds = r.choices((0.0, 0.2, 1.0, 4.0, 10.0, 45.0), (4, 4, 4, 4, 4, 1))[0]
         arguments: dict[str, Any] = {"effect": f"{name}.{number}", "seconds": seconds, "how": how}
         return Call(
             kind=kind,
@@ -287,6 +310,9 @@ class _Draw:
         if self.chance(0.5):
             threads.append("side")
             wishes.append(Resource(round(r.uniform(0, 8), 3), r.choice(CLIENTS), "thread", self.request(), "side"))
+        if self.chance(0.3):
+            threads.append(BESIDE)
+            wishes.append(Resource(round(r.uniform(0, 8), 3), r.choice(CLIENTS), "session", self.request(), BESIDE))
         turns = r.randint(1, 7)
         for number in range(turns):
             at, thread, name = round(r.uniform(0.0, STORY_SECONDS * 0.6), 3), r.choice(threads), f"T{number}"
@@ -302,11 +328,14 @@ class _Draw:
                 scripts[other] = (Round(text=f"{other} ends|{{inputs}}|{{results}}|{{context}}", last=True),)
                 wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, other))
             self.controls(wishes, number, at)
-        themed = self.theme(wishes, scripts, turns) if self.chance(0.3) else ()
+        themed = self.theme(wishes, scripts, turns) if self.chance(0.5) else ()
         for _ in range(r.choice((0, 1, 2, 3))):
             what = r.choices(
-                ("restore", "fork", "prune", "forget", "sweep", "doctor", "close_thread", "close_session", "session"),
-                (3, 3, 3, 2, 3, 1, 1, 0.5, 1),
+                (
+                    *("restore", "fork", "prune", "forget", "sweep", "doctor"),
+                    *("close_thread", "close_session", "session", "retain"),
+                ),
+                (3, 3, 3, 2, 3, 1, 1, 0.5, 1, 1),
             )[0]
             at = self.at()
             thread = r.choice(threads)
@@ -315,6 +344,11 @@ class _Draw:
                     at, r.choice(CLIENTS), what, self.request(), thread, f"copy{len(wishes)}", round(r.random(), 3)
                 )
             )
+        if BESIDE in threads and self.chance(0.6):
+            # It is closed and let go while the rest goes on, as soon as nothing of it is left to do.
+            for what, at in (("close_session", 35.0), ("drop", 36.0), ("close_session", 50.0), ("drop", 51.0)):
+                when = round(at + r.uniform(0.0, 5.0), 3)
+                wishes.append(Resource(when, r.choice(CLIENTS), what, self.request(), BESIDE))
         wishes.sort(key=lambda wish: wish.at)
         self.moments = [wish.at for wish in wishes]
         return Schedule(
@@ -325,7 +359,7 @@ class _Draw:
             poll=self.poll,
             stay=r.choice((0.0, 0.5, 0.9)),
             latency=r.choice((0.001, 0.02, 0.2)),
-            hints_lost=r.choice((0.0, 0.1, 0.5, 1.0)),
+            hints_lost=self.hints_lost,
             may_query=self.chance(0.6),
             may_cancel=self.chance(0.6),
             takeovers_max=self.takeovers_max,
@@ -341,10 +375,11 @@ class _Draw:
         name, at, client = f"T{turn}", round(r.uniform(2.0, STORY_SECONDS * 0.5), 3), r.choice(CLIENTS)
         last = Round(text=f"{name} ends|{{inputs}}|{{results}}|{{context}}", gate="wait 0.1", last=True)
         during = round(at + self.poll + r.uniform(1.0, 6.0), 3)
+        request = self.request()
         later: Wish = Ask(during, client, turn, self.request(), "inject")
         faults: tuple[Fault, ...] = ()
         self.hosts = max(self.hosts, 2)
-        match r.choice(("question", "outcome", "finalization", "executor", "zombie", "zombie", "parked")):
+        match r.choice(THEMES):
             case "question":
                 # A host is lost while a person is asked and a tool runs.
                 script = (Round(calls=(self.work("approval", name, 0, 1.0), self.work("local", name, 1, 10.0))), last)
@@ -353,35 +388,63 @@ class _Draw:
                 script = (Round(calls=(self.work("external", name, 0, 10.0),)), last)
                 later = Ask(during, client, turn, self.request(), "cancel")
             case "finalization":
+                # The host does not hear of the pause before it has the answer.
+                self.poll, self.hints_lost = 4.0, 0.0
                 script = (replace(last, gate="wait 9"),)
-                later = Ask(during, client, turn, self.request(), "pause")
+                later = Ask(round(at + 9 + r.uniform(-1.5, 0.3), 3), client, turn, self.request(), "pause")
+                faults = (Deaf(round(at + 3, 3), 15.0),)
             case "zombie":
                 # Its host stands still until another one has gone on, and then goes on as well, at the same place.
                 gate = f"wait {r.choice((1, 4, 9))}"
                 script = (*(Round(text=f"{name} says {one}", gate=gate) for one in range(3)), last)
-                faults = tuple(
-                    Freeze(round(during + 3 * one, 3), OWNER, round(self.lease + self.poll * r.uniform(0.8, 2.5), 3))
-                    for one in range(2)
-                )
+                faults = tuple(self.sleep(during + 3 * one) for one in range(2))
+            case "late":
+                # The same, and what it wakes up with is the outcome of a tool that is given up meanwhile.
+                script = (Round(calls=(self.work("local", name, 0, 10.0, ReplayRule.NEVER),)), last)
+                faults = (self.sleep(during),)
             case "parked":
                 # Hosts are lost with it again and again before it comes any further.
                 self.takeovers_max = 1
                 script = (replace(last, gate="wait 30"),)
-                faults = tuple(
-                    Kill(round(during + one * (self.lease + self.poll + 1), 3), OWNER, 1.0) for one in range(4)
-                )
+                apart = self.lease + self.poll + 1
+                faults = tuple(Kill(round(during + one * apart, 3), OWNER, 1.0) for one in range(4))
+                later = Ask(round(during + 3 * apart, 3), client, turn, self.request(), r.choice(("release", "repair")))
+            case "orphan":
+                # A large body that no commit refers to: its request was one for something else. A day later it may go.
+                script = (last,)
+                scripts[name + LARGE] = (replace(last, text=last.text.replace(name, name + LARGE)),)
+                wishes.append(Submit(during, client, "main", turn, request, name + LARGE))
+                wishes.append(Resource(round(during + 20, 3), client, "sweep", self.request(), pick=0.9))
+                faults = (Jump(round(during + 15, 3), DAY_SECONDS),)
+            case "copy":
+                # Settled, and then another Turn is settled: somebody goes back, or away from there.
+                script = (last,)
+                scripts[f"{name} again"] = (replace(last, text=last.text.replace(name, f"{name} again")),)
+                wishes.append(Submit(during, client, "main", turn + 1, self.request(), f"{name} again"))
+                for one, what in enumerate(("restore", "fork", "forget")):
+                    pick = round(r.random(), 3)
+                    when = round(during + 10 + 3 * one, 3)
+                    wishes.append(Resource(when, client, what, self.request(), "main", f"copy of {name}", pick))
             case _:
-                script = (Round(calls=(self.work("external", name, 0, 1.0),)), last)
-                point = r.choice(("executor.start.before", "executor.start.after"))
+                # Every place where a host does something outside is one where it may die.
+                calls = self.work("external", name, 0, 4.0), self.work("local", name, 1, 1.0)
+                script = (Round(calls=calls, gate="wait 0.5"), last)
+                point = r.choice(POINTS)
                 faults = tuple(Point(host, point, 1, 3.0) for host in HOSTS)
+                if point.startswith("executor.cancel"):
+                    later = Ask(during, client, turn, self.request(), "cancel")
         scripts[name] = script
-        wishes += (Submit(at, client, "main", turn, self.request(), name), later)
+        wishes += (Submit(at, client, "main", turn, request, name), later)
         return faults
 
+    def sleep(self, at: float) -> Freeze:
+        """The owner's, until somebody else has taken over."""
+        return Freeze(round(at, 3), OWNER, round(self.lease + self.poll * self.r.uniform(0.8, 2.5), 3))
+
     @staticmethod
-    def work(kind: str, name: str, number: int, seconds: float) -> Call:
+    def work(kind: str, name: str, number: int, seconds: float, rule: ReplayRule | None = None) -> Call:
         arguments: dict[str, Any] = {"effect": f"{name}.{number}", "seconds": seconds, "how": "ok"}
-        rule = ReplayRule.SAFE if kind == "local" and int(name[1:]) % 2 else ReplayRule.NEVER
+        rule = rule or (ReplayRule.SAFE if kind == "local" and int(name[1:]) % 2 else ReplayRule.NEVER)
         return Call(kind=kind, name="work", arguments=arguments, route=ROUTE if kind == "external" else "", rule=rule)
 
     def controls(self, wishes: list[Wish], turn: int, at: float) -> None:
@@ -410,7 +473,9 @@ class _Draw:
                 )
         for _ in range(r.choice((0, 0, 1, 2))):
             wishes.append(
-                Ask(self.near(at), r.choice(CLIENTS), turn, self.request(), r.choice(("reconcile", "release")))
+                Ask(
+                    self.near(at), r.choice(CLIENTS), turn, self.request(), r.choice(("reconcile", "release", "repair"))
+                )
             )
 
     # ---- faults ----
@@ -472,10 +537,11 @@ class _Draw:
                 slow=r.choice((0.0, 0.0, 0.2, 2.0)),
                 fails=r.choice((0, 0, 3, 7)),
                 deltas=self.chance(0.5),
+                of=r.choice(("", "", "", "main", "side", "beside/")),
             )
             for _ in range(r.choice((0, 1, 2)))
         )
 
 
-def draw(seed: int, store: str = "memory") -> Schedule:
-    return _Draw(seed, store).draw()
+def draw(seed: int, store: str = "memory", agent: str = SCRIPTED) -> Schedule:
+    return replace(_Draw(seed, store).draw(), agent=agent)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.errors import (
     Conflict,
     CursorExpired,
@@ -19,9 +20,18 @@ from agentscope_durable.contracts.errors import (
     Rejected,
     RequestConflict,
     Retry,
+    SessionDropped,
     Unconfirmed,
 )
-from agentscope_durable.contracts.events import Committed, EventDelta, PreviewStarted, SnapshotReset
+from agentscope_durable.contracts.events import (
+    Committed,
+    EventDelta,
+    EventFilter,
+    PreviewStarted,
+    SnapshotReset,
+    cursor_of,
+    sequence_of,
+)
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.questions import ExplainTurn, GetTurn
 from agentscope_durable.contracts.status import ExecutionState, InteractionKind, TurnStatus, WaitKind
@@ -29,12 +39,23 @@ from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.executor import Cancelled, Failed, Succeeded
-from agentscope_durable.testing.scripted_harness import ScriptedHarness
 from agentscope_durable.testing.simulated_loop import SimulatedEnvironment
 from tests.simulation.audit import TERMINAL, Asked, Audit, Violation
-from tests.simulation.schedule import CLIENTS, LARGE, STORY_SECONDS, Ask, Observer, Resource, Schedule, Submit, Wish
+from tests.simulation.schedule import (
+    CLIENTS,
+    KEY,
+    LARGE,
+    STORY_SECONDS,
+    Ask,
+    Observer,
+    Resource,
+    Schedule,
+    Submit,
+    Wish,
+    place,
+)
 from tests.simulation.verdict import check
-from tests.simulation.world import AGENT, KEY, OTHER, World
+from tests.simulation.world import AGENT, World
 
 TRIES = 12
 """How often a client repeats a request whose answer it did not get."""
@@ -67,13 +88,13 @@ class Client:
         self.runtime: DurableRuntime = story.world.client(name)
         self.operations = HostOperations(
             story.world.backend(name, name),
-            checkpoints={AGENT: ScriptedHarness.restore},
+            checkpoints=story.world.codecs,
             environment=SimulatedEnvironment(story.world.loop, f"operations {name}"),
         )
 
-    @property
-    def session(self) -> Any:
-        return self.runtime.get_session(KEY)
+    def thread(self, place_: str) -> Any:
+        session, name = place(place_)
+        return self.runtime.get_session(session).get_thread(name)
 
     async def tell(self, asked: Asked, call: Any) -> Any:
         """Call until there is an answer, at most TRIES times, always with the same request id."""
@@ -105,7 +126,7 @@ class Client:
                 await self.resource(wish)
 
     async def submit(self, wish: Submit) -> None:
-        thread = self.session.get_thread(wish.thread)
+        thread = self.thread(wish.thread)
         asked = Asked(
             "submit", wish.request, wish.turn, self.story.world.loop.time(), content=wish.text, thread=wish.thread
         )
@@ -118,7 +139,7 @@ class Client:
         known = self.story.submitted.get(wish.turn)
         if known is None:
             return
-        turn = self.session.get_thread(known[0]).get_turn(known[1])
+        turn = self.thread(known[0]).get_turn(known[1])
         asked = Asked(wish.what, wish.request, wish.turn, self.story.world.loop.time(), target=wish.target)
         asked.turn_id = known[1]
         call: Any
@@ -148,6 +169,14 @@ class Client:
                 return
             case "release":
                 call = partial(self.operations.release, turn, request_id=wish.request)
+            case "repair":
+                page = await self.look(self.thread(known[0]).checkpoints)
+                if page is None:
+                    return
+                best = page.items[-1].position if page.items else None
+                call = partial(
+                    self.operations.repair, turn, best, expected_position=page.current, request_id=wish.request
+                )
             case _:
                 raise AssertionError(wish.what)
         await self.tell(asked, call)
@@ -206,26 +235,29 @@ class Client:
 
     async def resource(self, wish: Resource) -> None:
         asked = Asked(wish.what, wish.request, -1, self.story.world.loop.time(), thread=wish.thread, target=wish.target)
-        thread = self.session.get_thread(wish.thread)
+        key, name = place(wish.thread)
+        session, thread = self.runtime.get_session(key), self.thread(wish.thread)
         match wish.what:
             case "thread":
-                await self.tell(asked, lambda: self.session.create_thread(wish.thread, AGENT))
+                await self.tell(asked, lambda: session.create_thread(name, AGENT))
             case "close_thread":
                 await self.tell(asked, thread.close)
             case "close_session":
-                await self.tell(asked, self.session.close)
+                await self.tell(asked, session.close)
             case "session":
-                await self.tell(asked, lambda: self.runtime.create_session(KEY, AGENT))
+                await self.tell(asked, lambda: self.runtime.create_session(key, AGENT))
+            case "drop":
+                await self.tell(asked, lambda: self.operations.drop_session(key, reason="the story wants it"))
+            case "retain":
+                await self.tell(asked, lambda: self.operations.retain(events_older_than=10, checkpoints_older_than=10))
             case "doctor":
                 await self.doctor()
             case "prune":
-                page = await self.look(self.session.snapshot)
+                page = await self.look(session.snapshot)
                 if page is not None:
-                    from agentscope_durable.contracts.events import cursor_of, sequence_of
-
-                    last = sequence_of(KEY, page.cursor)
-                    through = cursor_of(KEY, int(last * wish.pick))
-                    await self.tell(asked, lambda: self.operations.prune_events(KEY, through=through))
+                    last = sequence_of(key, page.cursor)
+                    through = cursor_of(key, int(last * wish.pick))
+                    await self.tell(asked, lambda: self.operations.prune_events(key, through=through))
             case "sweep":
                 await self.tell(asked, lambda: self.operations.sweep_objects(strangers=wish.pick < 0.5))
                 if asked.acknowledged and asked.receipt.swept:
@@ -234,8 +266,8 @@ class Client:
                 page = await self.look(thread.checkpoints)
                 if page is not None and page.items:
                     chosen = page.items[int(wish.pick * len(page.items))].position
-                    key = ThreadKey(KEY, wish.thread)
-                    await self.tell(asked, lambda: self.operations.prune_checkpoints(key, through=chosen))
+                    of = ThreadKey(key, name)
+                    await self.tell(asked, lambda: self.operations.prune_checkpoints(of, through=chosen))
             case "restore" | "fork":
                 await self.copy(wish, thread, asked)
             case _:
@@ -250,7 +282,7 @@ class Client:
         if wish.what == "restore":
             await self.tell(asked, lambda: thread.restore(chosen.position, page.current, wish.request))
         else:
-            target = ThreadKey(KEY, wish.target)
+            target = ThreadKey(place(wish.thread)[0], wish.target)
             await self.tell(asked, lambda: thread.fork(chosen.position, target, wish.request))
 
     async def doctor(self) -> None:
@@ -268,8 +300,11 @@ class Watcher:
         self.story = story
         self.how = how
         self.name = f"watcher{number}"
-        self.fold = EventProjection(KEY)
-        self.last = 0
+        self.session, self.only = place(how.of)
+        self.fold = EventProjection(self.session)
+        self.last = self.began = 0
+        self.seen: list[int] = []
+        self.gone = False
         self.calls = 0
         self.resets = 0
         self.completed: set[str] = set()
@@ -282,19 +317,23 @@ class Watcher:
     async def run(self) -> None:
         await asyncio.sleep(self.how.at)
         runtime = self.story.world.client(self.name)
-        session = runtime.get_session(KEY)
+        session = runtime.get_session(self.session)
         deltas = ("message",) if self.how.deltas else ()
+        narrow = EventFilter(thread_id=self.only or None)
         if self.how.how == "subscription":
-            session.subscribe_events(listener=self.listen, deltas=deltas)
+            session.subscribe_events(listener=self.listen, filter=narrow, deltas=deltas)
             return
         cursor: str | None = None
         while True:
             try:
-                async with session.stream_events(after=cursor, deltas=deltas) as stream:
+                async with session.stream_events(after=cursor, filter=narrow, deltas=deltas) as stream:
                     async for item in stream:
                         self.take(item)
                         cursor = stream.cursor or cursor
                         await asyncio.sleep(self.slow)
+            except SessionDropped:
+                self.gone = True
+                return
             except (Retry, Unconfirmed, NotFound, CursorExpired):
                 self.shown.clear()
                 await asyncio.sleep(1.0)
@@ -310,17 +349,23 @@ class Watcher:
         audit = self.story.audit
         match item:
             case Committed(event=event):
-                if event.sequence != self.last + 1:
+                if event.sequence != self.last + 1 and not (self.only and event.sequence > self.last):
                     audit.broken("P7", f"{self.name} was shown {event.sequence} after {self.last}")
+                if self.only and event.thread_id != self.only:
+                    audit.broken("P7", f"{self.name} of {self.only} was shown {event.type} of {event.thread_id}")
                 self.last = event.sequence
-                self.fold.accept(event)
+                self.seen.append(event.sequence)
+                if not self.only:
+                    self.fold.accept(event)
                 if event.type == "message.completed":
                     self.completed.add(event.data["messageId"])
             case SnapshotReset(snapshot=snapshot):
                 self.resets += 1
                 audit.sometimes["an observer was given a snapshot"] += 1
-                self.fold.reset(snapshot)
-                self.last = self.fold.sequence
+                self.last = self.began = sequence_of(self.session, snapshot.cursor)
+                self.seen.clear()
+                if not self.only:
+                    self.fold.reset(snapshot)
             case PreviewStarted():
                 if item.message_id in self.completed:
                     audit.broken("P7", f"{self.name} was shown a preview of {item.message_id} after its fact")
@@ -347,6 +392,7 @@ class Story:
         self.audit.world = self.world
         self.submitted: dict[int, tuple[str, str]] = {}
         self.watchers: list[Watcher] = []
+        self.known_effects: dict[str, Any] = {}
         self.stuck: str = ""
 
     def play(self) -> Outcome:
@@ -417,12 +463,12 @@ class Story:
             for turn_id, seen in list(self.audit.turns.items()):
                 if seen.status in TERMINAL:
                     continue
-                question = GetTurn(session=KEY, thread_id=seen.thread, turn_id=turn_id)
+                question = GetTurn(session=seen.session, thread_id=seen.thread, turn_id=turn_id)
                 view = self.world.loop.drive(truth.query(question))
                 if view.status is TurnStatus.WAITING and not view.waiting_on and view.lease is None:
                     self.audit.broken("P9", f"turn {turn_id} is WAITING and does not say for what")
                 told = self.world.loop.drive(
-                    truth.query(ExplainTurn(session=KEY, thread_id=seen.thread, turn_id=turn_id))
+                    truth.query(ExplainTurn(session=seen.session, thread_id=seen.thread, turn_id=turn_id))
                 )
                 if not told.reasons:
                     self.audit.broken("P9", f"turn {turn_id} is {view.status} and explain gives no reason")
@@ -445,7 +491,7 @@ class Story:
     async def _explain(self, client: Client) -> str:
         for turn_id, seen in self.audit.turns.items():
             if seen.status not in TERMINAL:
-                turn = client.session.get_thread(seen.thread).get_turn(turn_id)
+                turn = client.runtime.get_session(seen.session).get_thread(seen.thread).get_turn(turn_id)
                 work = self.world.loop.start(turn.explain(), actor="x")
                 await asyncio.wait({work})
                 return str(work.result())
@@ -462,7 +508,8 @@ class Story:
             for turn_id, seen in open_turns:
                 number += 1
                 self.stuck = f"turn {turn_id}, {seen.statuses[-3:]}"
-                await self._advance(client, client.session.get_thread(seen.thread).get_turn(turn_id), f"end{number}")
+                turn = client.runtime.get_session(seen.session).get_thread(seen.thread).get_turn(turn_id)
+                await self._advance(client, turn, f"end{number}")
             await asyncio.sleep(2.0)
 
     async def _advance(self, client: Client, turn: Any, request: str) -> None:
@@ -501,12 +548,29 @@ class Story:
         """Observers must have been shown everything."""
         world = self.world
         deadline = world.loop.time() + 600.0
-        last = max((events[-1].sequence for events in self.audit.events.values() if events), default=0)
-        while any(watcher.last < last for watcher in self.watchers) and not self.audit.problems:
+        while (behind := [one for one in self.watchers if self._behind(one)]) and not self.audit.problems:
             if world.loop.time() > deadline:
-                behind = {watcher.name: watcher.last for watcher in self.watchers}
-                raise Violation("P7", f"observers were not shown all of {last} events: {behind}")
+                told = {one.name: (one.last, self._wanted(one)[-1:]) for one in behind}
+                raise Violation("P7", f"observers were not shown everything: {told}")
             await asyncio.sleep(1.0)
+
+    def _wanted(self, watcher: Watcher) -> list[int]:
+        """Numbers of the events that it has to be shown, since it was last given a snapshot."""
+        events = self.audit.events.get(keys.partition(watcher.session), [])
+        return [
+            event.sequence for event in events if event.sequence > watcher.began and watcher.only in ("", event.thread)
+        ]
+
+    def _behind(self, watcher: Watcher) -> bool:
+        """Somebody who looks at what is being dropped is told that it is gone, and shown no more."""
+        if watcher.gone or watcher.session in self.audit.dropped:
+            return False
+        wanted = self._wanted(watcher)
+        if wanted and wanted[-1] > watcher.last:
+            return True
+        if watcher.seen != wanted:
+            self.audit.broken("P7", f"{watcher.name} was shown {watcher.seen}, and not {wanted}")
+        return False
 
     async def _judge(self) -> None:
         """Within the loop, since a store may answer from threads; nothing else runs meanwhile."""
@@ -518,4 +582,4 @@ def play(plan: Schedule) -> Outcome:
     return Story(plan).play()
 
 
-__all__ = ["OTHER", "DurableError", "Outcome", "RequestConflict", "Story", "play"]
+__all__ = ["DurableError", "Outcome", "RequestConflict", "Story", "play"]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
+from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import (
     Closed,
@@ -26,19 +27,25 @@ from agentscope_durable.contracts.errors import (
     Rejected,
     RequestConflict,
     Retry,
+    SessionDropped,
     Terminal,
     Unconfirmed,
 )
 from agentscope_durable.contracts.events import EventFilter, cursor_of, sequence_of
+from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import Audience, ExecutionKind, ExecutionState
 from agentscope_durable.domain.projection import EventProjection
+from agentscope_durable.spi.record_store import PAGE_MAX, LogRange, Range, Reads
 from tests.simulation.audit import TERMINAL, Asked, Violation
-from tests.simulation.world import KEY
+from tests.simulation.schedule import REAL, place
 
 EFFECTS_OF_CUT = ("ConnectionError", "OSError", "TimeoutError", "ValueError", "RuntimeError")
 """What scripts and cut streams raise; nothing else may be reported that is no DurableError."""
 
-EXPECTED = (Retry, Unconfirmed, Fenced, Conflict, Terminal, Closed, NotFound, HasHistory, Incompatible)
+EXPECTED = (
+    *(Retry, Unconfirmed, Fenced, Conflict, Terminal, Closed, NotFound, HasHistory, Incompatible),
+    SessionDropped,
+)
 """Refusals and outages that can happen to anybody. Any other error is a defect of whoever raised it."""
 
 
@@ -46,11 +53,20 @@ NOT_STARTED = (ExecutionState.DENIED, ExecutionState.INTENT, ExecutionState.AWAI
 NOT_KNOWN = (ExecutionState.UNKNOWN, ExecutionState.RUNNING)
 
 
+def value_of(tool: Any) -> Any:
+    """What a call has given, as any harness or AgentScope stores it."""
+    result = tool.result or {}
+    if "content" in result:
+        return "".join(block.get("text", "") for block in result["content"])
+    return result.get("value")
+
+
 class Verdict:
     """Reads everything once, through the product's own queries on the bare store."""
 
-    def __init__(self, story: Any) -> None:
+    def __init__(self, story: Any, session: SessionKey) -> None:
         self.story = story
+        self.session = session
         self.audit = story.audit
         self.world = story.world
         self._backend = TransactionalSessionBackend(
@@ -64,7 +80,7 @@ class Verdict:
             self.queues[thread] = [view.turn_id for view in views]
             self.turns.update({view.turn_id: view for view in views})
         self._copies: dict[tuple[str, str], list[str] | None] = {}
-        self.snapshot = self.ask(q.GetSnapshot(session=KEY, filter=EventFilter()))
+        self.snapshot = self.ask(q.GetSnapshot(session=self.session, filter=EventFilter()))
 
     def ask(self, question: Any) -> Any:
         return self.world.loop.drive(self._backend.query(question, audience=Audience.OPERATOR))
@@ -73,7 +89,7 @@ class Verdict:
         items: list[Any] = []
         cursor = None
         while True:
-            page = self.ask(kind(session=KEY, limit=7, **{name: cursor}, **fields))
+            page = self.ask(kind(session=self.session, limit=7, **{name: cursor}, **fields))
             items += page.items
             cursor = page.cursor
             if cursor is None:
@@ -81,10 +97,13 @@ class Verdict:
 
     def tools(self, turn_id: str) -> list[Any]:
         view = self.turns[turn_id]
-        return self.ask(q.ListTools(session=KEY, thread_id=view.thread_id, turn_id=turn_id))
+        return self.ask(q.ListTools(session=self.session, thread_id=view.thread_id, turn_id=turn_id))
 
     def broken(self, rule: str, what: str) -> None:
         self.audit.broken(rule, what)
+
+    def _mine(self, asked: Asked) -> bool:
+        return place(asked.thread)[0] == self.session
 
     # ---- P1 ----
 
@@ -92,7 +111,7 @@ class Verdict:
         """An acknowledged submit is never lost or doubled; a repeat is the same Turn; other content is a conflict."""
         by_request: dict[str, list[Asked]] = defaultdict(list)
         for asked in self.audit.asked:
-            if asked.what == "submit":
+            if asked.what == "submit" and self._mine(asked):
                 by_request[asked.request].append(asked)
         for request, tries in by_request.items():
             told = {one.turn_id for one in tries if one.acknowledged}
@@ -108,13 +127,13 @@ class Verdict:
                     self.broken("P1", f"submit {request} conflicts, and had one content only")
         made = Counter(view.request_id for view in self.turns.values())
         for view in self.turns.values():
-            tries = [one for one in by_request[view.request_id] if one.thread == view.thread_id]
+            tries = [one for one in by_request[view.request_id] if place(one.thread)[1] == view.thread_id]
             if not tries:
                 self.broken("P1", f"turn {view.turn_id} was made by request {view.request_id}, which nobody sent")
                 continue
             if made[view.request_id] > 1:
                 self.broken("P1", f"request {view.request_id} made {made[view.request_id]} turns")
-            message = self.ask(q.GetMessage(session=KEY, message_id=f"{view.turn_id}.input"))
+            message = self.ask(q.GetMessage(session=self.session, message_id=f"{view.turn_id}.input"))
             text = "".join(block.text for block in message.content)
             acknowledged = [one.content for one in tries if one.acknowledged]
             if text not in [one.content for one in tries] or (acknowledged and text != acknowledged[0]):
@@ -122,7 +141,7 @@ class Verdict:
 
     def order(self) -> None:
         """P3: what was acknowledged before something else was asked comes first."""
-        done = [one for one in self.audit.asked if one.what == "submit" and one.acknowledged]
+        done = [one for one in self.audit.asked if one.what == "submit" and one.acknowledged and self._mine(one)]
         for first in done:
             for second in done:
                 if first.thread == second.thread and first.turn_id != second.turn_id:
@@ -139,6 +158,8 @@ class Verdict:
 
     def models(self) -> None:
         """Every request was committed before it was made, and made once."""
+        if self.story.plan.agent == REAL:
+            return  # Its model does not know which of the Turn's messages it is asked for; the audit sees the commits.
         asked = Counter((message, attempt) for _, _, message, attempt in self.world.effects.models)
         for mark, count in asked.items():
             if count > 1:
@@ -150,7 +171,7 @@ class Verdict:
 
     def effects(self) -> None:
         """A tool that must not run again began at most once, and its outcome was never guessed."""
-        effects, known = self.world.effects, {}
+        effects, known = self.world.effects, self.story.known_effects
         for turn_id, view in self.turns.items():
             for tool in self.tools(turn_id):
                 arguments = msgspec.json.decode(tool.arguments)
@@ -165,15 +186,12 @@ class Verdict:
                 if view.status.terminal and tool.state in NOT_KNOWN and rule != "safe":
                     self.broken("P5", f"turn {turn_id} has ended and {effect} is {tool.state}")
                 self._result(effect, tool)
-        for effect in effects.begun:
-            if effect not in known:
-                self.broken("P5", f"{effect} was done and no call of it is on record")
 
     def _result(self, effect: str, tool: Any) -> None:
         if tool.result is None or tool.kind is ExecutionKind.MANUAL:
             return
         ended = self.world.effects.ended.get(effect, [])
-        value, reason = tool.result.get("value"), tool.result.get("reason")
+        value, reason = value_of(tool), tool.result.get("reason")
         if tool.state is ExecutionState.COMPLETED and tool.result.get("state", "success") == "success":
             if value not in ended:
                 self.broken("P5", f"{effect} has the result {value!r}; really it was {ended}")
@@ -190,6 +208,8 @@ class Verdict:
                 accepted[one.target].append(one)
         interactions = self.snapshot.projection.interactions
         for interaction_id, answers in accepted.items():
+            if interaction_id not in interactions:
+                continue
             if len({one.request for one in answers}) > 1:
                 self.broken("P6", f"interaction {interaction_id} took answers {[one.request for one in answers]}")
             view, answer = interactions[interaction_id], answers[0]
@@ -205,7 +225,7 @@ class Verdict:
             elif (
                 tool.kind is ExecutionKind.MANUAL
                 and tool.state is ExecutionState.COMPLETED
-                and (tool.result or {}).get("value") != answer.content
+                and value_of(tool) != answer.content
             ):
                 self.broken("P6", f"{view.call_id} was answered {answer.content!r} and has {tool.result}")
         for interaction_id, view in interactions.items():
@@ -236,12 +256,13 @@ class Verdict:
             self._contexts(thread, page, said)
 
     def _said(self, view: Any) -> tuple[list[str], list[str], list[str]]:
-        message = self.ask(q.GetMessage(session=KEY, message_id=view.result.message_id))
+        message = self.ask(q.GetMessage(session=self.session, message_id=view.result.message_id))
         text = "".join(block.text for block in message.content)
         head, inputs, results, context = text.split("|")
         name = head.removesuffix(" ends")
         own = "".join(
-            block.text for block in self.ask(q.GetMessage(session=KEY, message_id=f"{view.turn_id}.input")).content
+            block.text
+            for block in self.ask(q.GetMessage(session=self.session, message_id=f"{view.turn_id}.input")).content
         )
         if name != own:
             self.broken("P1", f"turn {view.turn_id} answers for {name}, its input was {own}")
@@ -252,7 +273,7 @@ class Verdict:
         ):
             self.broken("P6", f"turn {view.turn_id} was told {lists[0]}, applied were {applied}")
         for tool in self.tools(view.turn_id):
-            value = None if tool.result is None else tool.result.get("value") or tool.result.get("reason")
+            value = None if tool.result is None else value_of(tool) or tool.result.get("reason")
             if tool.applied_at_ms is None:
                 self.broken("P6", f"turn {view.turn_id} is COMPLETED and {tool.call_id} is not applied")
             elif isinstance(value, str) and lists[1].count(value) != 1 and tool.state.value == "COMPLETED":
@@ -268,7 +289,7 @@ class Verdict:
         """Each completed Turn continues what the settled position before it knew."""
         known: dict[str, list[str] | None] = {}
         # What was pruned says nothing any more.
-        before: list[str] | None = None if thread in self.audit.forgotten else []
+        before: list[str] | None = None if (self.session, thread) in self.audit.forgotten else []
         loose: set[str] = set()
         for one in checkpoints:
             if one.source is not None:
@@ -295,7 +316,7 @@ class Verdict:
             self._copies[thread, one.position] = known[one.position]
 
     def _input_of(self, turn_id: str) -> str:
-        message = self.ask(q.GetMessage(session=KEY, message_id=f"{turn_id}.input"))
+        message = self.ask(q.GetMessage(session=self.session, message_id=f"{turn_id}.input"))
         return "".join(block.text for block in message.content)
 
     # ---- P7 ----
@@ -313,30 +334,34 @@ class Verdict:
             if (event.type, event.thread_id or "", event.turn_id or "") != (was.type, was.thread, was.turn):
                 self.broken("P7", f"event {event.sequence} was {was.type} and is {event.type}")
         if not pruned:
-            fold = EventProjection(KEY)
+            fold = EventProjection(self.session)
             for event in events:
                 fold.accept(event)
             self._same(fold.projection, "the replay")
         for watcher in self.story.watchers:
-            if watcher.fold.cursor == self.snapshot.cursor:
+            if (
+                watcher.session == self.session
+                and not watcher.only
+                and watcher.last == sequence_of(self.session, self.snapshot.cursor)
+            ):
                 self._same(watcher.fold.projection, watcher.name)
 
     def _key(self) -> str:
-        return next(iter(self.audit.events))
+        return keys.partition(self.session)
 
     def _own_events(self) -> list[Any]:
         return self.audit.events[self._key()]
 
     def _list(self, pruned: int) -> list[Any]:
         events: list[Any] = []
-        cursor = cursor_of(KEY, pruned) if pruned else None
+        cursor = cursor_of(self.session, pruned) if pruned else None
         while True:
-            page = self.ask(q.ListEvents(session=KEY, filter=EventFilter(), cursor=cursor, limit=11))
+            page = self.ask(q.ListEvents(session=self.session, filter=EventFilter(), cursor=cursor, limit=11))
             events += page.events
             cursor = page.cursor
             if cursor == page.high_watermark:
                 return events
-            if sequence_of(KEY, cursor) > 100_000:
+            if sequence_of(self.session, cursor) > 100_000:
                 raise Violation("P7", "the listing has no end")
 
     def _same(self, projection: Any, who: str) -> None:
@@ -372,7 +397,7 @@ class Verdict:
             counted = 0 if view.recovery is None else view.recovery.failures
             if counted != self.audit.failures[turn_id]:
                 self.broken("P8", f"turn {turn_id} counts {counted} failures, it had {self.audit.failures[turn_id]}")
-            if view.status.value == "FAILED" and view.recovery is not None:
+            if view.status.value == "FAILED" and view.recovery is not None and turn_id not in self.audit.repaired:
                 policy, error = view.recovery.policy, view.recovery.last_error
                 if error.retryable and counted <= policy.max_retries:
                     self.broken("P8", f"turn {turn_id} failed after {counted} failures that may be tried again")
@@ -387,6 +412,69 @@ class Verdict:
                 due[event.turn] = event.data["recovery"].get("nextRetryAtMs") or 0
             elif event.type == "run.started" and event.at_ms < due.get(event.turn, 0):
                 self.broken("P8", f"a run of {event.turn} began {due[event.turn] - event.at_ms} ms before it was due")
+
+
+def promises(verdict: Verdict) -> Iterator[Any]:
+    yield verdict.submits
+    yield verdict.order
+    yield verdict.models
+    yield verdict.effects
+    yield verdict.answers
+    yield verdict.inputs
+    yield verdict.contexts
+    yield verdict.timeline
+    yield verdict.views
+    yield verdict.failures
+    yield verdict.backoff
+
+
+class Whole:
+    """What is judged of all Sessions together."""
+
+    def __init__(self, story: Any) -> None:
+        self.story = story
+        self.audit = story.audit
+        self.world = story.world
+        self._backend = TransactionalSessionBackend(
+            story.world.truth, story.world.objects, environment=story.world.environment
+        )
+
+    def ask(self, question: Any) -> Any:
+        return self.world.loop.drive(self._backend.query(question, audience=Audience.OPERATOR))
+
+    def broken(self, rule: str, what: str) -> None:
+        self.audit.broken(rule, what)
+
+    # ---- P5 ----
+
+    def strangers(self) -> None:
+        """Nothing was done that is on no record; what was dropped has none any more."""
+        if self.audit.dropped:
+            return
+        for effect in self.world.effects.begun:
+            if effect not in self.story.known_effects:
+                self.broken("P5", f"{effect} was done and no call of it is on record")
+
+    # ---- what was dropped is gone ----
+
+    def dropped(self) -> None:
+        for session, done in self.audit.dropped.items():
+            try:
+                self.ask(q.GetSnapshot(session=session, filter=EventFilter()))
+            except SessionDropped:
+                pass
+            else:
+                self.broken("D16", f"{session} was dropped and still answers")
+            if not done:
+                continue
+            # Its name, what was dropped, and the marks of bodies that the sweep has not found yet.
+            everything = Range("", "", PAGE_MAX)
+            found = self.world.loop.drive(
+                self.world.truth.read(keys.partition(session), Reads(ranges=(everything,), log=LogRange(limit=10)))
+            )
+            kept = [key for key, _ in found.ranges[everything] if not key.startswith(keys.OBJECTS)]
+            if kept != [keys.DROPPED] or len(found.log) > 1:
+                self.broken("D16", f"of {session}, which was dropped, {kept} and {len(found.log)} commits are left")
 
     # ---- every body is where it is said to be ----
 
@@ -404,7 +492,7 @@ class Verdict:
             error = asked.error
             if asked.ended is None or error is None or isinstance(error, EXPECTED):
                 continue
-            if asked.what not in ("restore", "fork", "prune", "forget", "close_thread") or not isinstance(
+            if asked.what not in ("restore", "fork", "prune", "forget", "close_thread", "repair") or not isinstance(
                 error, Rejected
             ):
                 self.broken("error", f"{asked.what} {asked.request} was told {type(error).__name__}: {error}")
@@ -421,27 +509,20 @@ class Verdict:
             self.broken("error", f"{context.get('message')}: {type(error).__name__}: {error}")
 
 
-def promises(verdict: Verdict) -> Iterator[Any]:
-    yield verdict.submits
-    yield verdict.order
-    yield verdict.models
-    yield verdict.effects
-    yield verdict.answers
-    yield verdict.inputs
-    yield verdict.contexts
-    yield verdict.timeline
-    yield verdict.views
-    yield verdict.failures
-    yield verdict.backoff
-    yield verdict.soundness
-    yield verdict.errors
-
-
 def check(story: Any) -> None:
-    verdict = Verdict(story)
-    for promise in promises(verdict):
+    audit = story.audit
+    for session in list(audit.sessions.values()):
+        if session in audit.dropped or keys.partition(session) not in audit.events:
+            continue
+        verdict = Verdict(story, session)
+        for promise in promises(verdict):
+            promise()
+            if audit.problems:
+                return
+    whole = Whole(story)
+    for promise in (whole.strangers, whole.dropped, whole.soundness, whole.errors):
         promise()
-        if story.audit.problems:
+        if audit.problems:
             return
 
 

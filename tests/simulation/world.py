@@ -27,7 +27,7 @@ from agentscope_durable import _failpoints
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.errors import HostClosed, Unavailable, Uncertain
-from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.journal import STATE_VERSION as JOURNAL
 from agentscope_durable.runtime.definitions import Definition, Harness
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.live import LocalLiveEvents
@@ -44,9 +44,9 @@ from agentscope_durable.spi.executor import (
     Unknown,
 )
 from agentscope_durable.stores.objects.memory import MemoryObjectStore
-from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records._sqlite_writer import Member
 from agentscope_durable.stores.records._waiters import _resolve
+from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates, ScriptedHarness
 from agentscope_durable.testing.simulated_loop import (
@@ -60,6 +60,7 @@ from tests.simulation.schedule import (
     CLIENTS,
     HOSTS,
     OWNER,
+    REAL,
     ROUTE,
     Deaf,
     Freeze,
@@ -72,8 +73,6 @@ from tests.simulation.schedule import (
     Storm,
 )
 
-KEY = SessionKey("app", "story")
-OTHER = SessionKey("app", "other")
 AGENT = "agent"
 
 COMMAND: contextvars.ContextVar[AnyCommand | None] = contextvars.ContextVar("command", default=None)
@@ -388,6 +387,9 @@ class Hands:
             self.calls[execution_id] = task
         return self.calls[execution_id]
 
+    def patient(self, execution_id: str) -> bool:
+        return random.Random(f"hands {self._world.plan.seed} {execution_id}").random() < 0.3
+
     async def _work(self, execution_id: str, arguments: dict[str, Any]) -> str:
         return await self._world.effects.work(**arguments)
 
@@ -412,6 +414,9 @@ class Executor:
         await asyncio.sleep(self._world.latency)
         self._check()
         task = self._hands.begin(request.execution_id, arguments)
+        if self.capabilities.query and self._hands.patient(request.execution_id):
+            # It takes the work, and is to be asked for the outcome later.
+            return Running(2.0)
         await asyncio.wait({task})
         await asyncio.sleep(self._world.latency)
         return self._outcome(task)
@@ -578,16 +583,10 @@ class World:
         self.loop.start(self._live(slot, actor), actor=actor, name=f"host {actor}")
 
     async def _live(self, slot: str, actor: str) -> None:
-        harness = ScriptedHarness(
-            self.plan.scripts,
-            ledger=self.effects,  # type: ignore[arg-type]
-            gates=SimulatedGates(self),
-            tools={"work": self.effects.work},
-        )
         runtime = self.runtime(
             slot,
             actor,
-            harnesses=[Harness(AGENT, "v1", harness)],
+            harnesses=[Harness(AGENT, "v1", self._agents(actor))],
             executors={ROUTE: self.hands.executor(actor)},
         )
         self.runtimes[actor] = runtime
@@ -598,6 +597,28 @@ class World:
                 return
             except Unavailable:
                 await asyncio.sleep(1.0)
+
+    def _agents(self, actor: str) -> Any:
+        gates = SimulatedGates(self)
+        if self.plan.agent == REAL:
+            # Not before it is wanted: AgentScope takes seconds to import.
+            from tests.simulation.real_agent import adapter
+
+            return adapter(self, actor, gates)
+        return ScriptedHarness(
+            self.plan.scripts,
+            ledger=self.effects,  # type: ignore[arg-type]
+            gates=gates,
+            tools={"work": self.effects.work},
+        )
+
+    @property
+    def codecs(self) -> dict[str, Any]:
+        if self.plan.agent == REAL:
+            from agentscope_durable.adapters.agentscope import AgentScopeAdapter
+
+            return {AGENT: AgentScopeAdapter.restore}
+        return {AGENT: ScriptedHarness.restore}
 
     def _named(self, slot: str) -> str:
         """A host, or the one that owns a Thread now."""
@@ -758,12 +779,12 @@ class World:
         return self.runtime(
             name,
             name,
-            definitions=[Definition(AGENT, "v1", STATE_VERSION)],
-            checkpoints={AGENT: ScriptedHarness.restore},
+            definitions=[Definition(AGENT, "v1", JOURNAL if self.plan.agent == REAL else STATE_VERSION)],
+            checkpoints=self.codecs,
         )
 
     def begin(self, work: Coroutine[Any, Any, Any], actor: str) -> asyncio.Task[Any]:
         return self.loop.start(work, actor=actor)
 
 
-__all__ = ["AGENT", "CLIENTS", "KEY", "OTHER", "World"]
+__all__ = ["AGENT", "CLIENTS", "World"]
