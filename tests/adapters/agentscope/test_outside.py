@@ -329,6 +329,29 @@ async def test_an_external_tool_without_a_binding_is_answered_by_a_person(tmp_pa
     assert outputs(await stage.state()) == {"c1": '{"name":"Ada"}'}
 
 
+async def test_a_result_that_came_before_an_answer_is_whole_when_it_is_applied_after_it(tmp_path: Path) -> None:
+    """Both are there when the Run begins; the answer is given to the agent first, and its tool runs meanwhile."""
+
+    async def act() -> str:
+        return "acted"
+
+    agents = Agents(
+        tmp_path,
+        [[Call("act", id="c1"), Call("far", id="c2")], "done"],
+        tools=lambda: [tool(act, ask=True), external("far")],
+        bindings={"far": "hands"},
+    )
+    stage = await agents.stage(results={"far": "from afar"})
+    turn = await stage.submit("r1", "go")
+    _ = await stage.step()
+    assert await stage.perform(turn, "c2")
+    (question,) = (await stage.work(turn)).interactions
+    await stage.answer(turn, question, True)
+
+    assert (await stage.play(turn)).status == "COMPLETED"
+    assert outputs(await stage.state()) == {"c1": "acted", "c2": "from afar"}
+
+
 async def test_a_manual_tool_that_asks_first_asks_twice(tmp_path: Path) -> None:
     agents = Agents(tmp_path, [[Call("form", id="c1")], "done"], tools=lambda: [external("form", ask=True)])
     stage = await agents.stage(results={"form": "filled in"})

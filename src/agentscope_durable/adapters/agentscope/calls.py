@@ -147,7 +147,8 @@ class Calls:
         for record, stored in executions:
             call = self.known.get(record.call_id) or self._know(record.call_id, KnownCall(record.state))
             call.state, call.kind, call.rule = record.state, record.kind, record.rule
-            if record.state.terminal:
+            # What was learned stays: its body is not opened again while it waits to be applied.
+            if record.state.terminal and call.result is None:
                 call.result = outcome_of(record, stored)
         for question, response, edited in interactions:
             call = self.known.get(question.call_id) or self._know(
