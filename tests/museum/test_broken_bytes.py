@@ -155,7 +155,7 @@ def test_what_a_strange_host_published_says_nothing() -> None:
 
 
 @pytest.mark.backend("sqlite")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 1144])
 async def test_a_store_with_broken_bytes_answers_or_raises_its_own_errors(tmp_path: Path, seed: int) -> None:
     """Bytes of records and rows, and bytes of SQLite's own pages."""
     folder = tmp_path / "store"

@@ -27,6 +27,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     HOLDERS,
     HOST_P,
     LAST_MS,
+    LAST_MS_KINDS,
     LOG_SIZE,
     NAMES_AFTER,
     NAMES_FROM,
@@ -41,6 +42,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     REC_SIZE,
     WATERMARK,
     Execute,
+    check_kinds,
     log_page,
     owner_lease,
     prefix_end,
@@ -81,8 +83,9 @@ class Reader:
     def answer(self, call: Callable[[Reader], T]) -> T:
         self.run("begin")
         try:
-            for (at_ms,) in self.run(LAST_MS).fetchall():
-                self._clock.witness(at_ms)
+            for row in self.run(LAST_MS).fetchall():
+                check_kinds(row, LAST_MS_KINDS, "log row")
+                self._clock.witness(row[0])
             return call(self)
         finally:
             # A fault of the disk may have ended it, and is what is to be told: not that there is nothing to end.

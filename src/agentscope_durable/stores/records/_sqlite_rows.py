@@ -165,6 +165,7 @@ def check_kinds(row: tuple[object, ...], allowed: Kinds, name: str) -> None:
 
 _BLOB: Final = (bytes, type(None))
 _TEXT: Final = (str, type(None))
+LAST_MS_KINDS: Final = kinds(int)
 _LOG_KINDS: Final = kinds(int, int, int, int, bytes, _BLOB, _BLOB, _BLOB, _TEXT, int)
 
 
