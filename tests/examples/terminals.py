@@ -11,6 +11,7 @@ import codecs
 import fcntl
 import os
 import re
+import signal
 import struct
 import termios
 from collections.abc import Callable, Mapping
@@ -92,6 +93,12 @@ class Screen:
         return "\n".join(row.rstrip() for row in self.rows)
 
 
+def _log_in(slave: int) -> None:
+    # Tests that were started with nohup ignore it, and so would everything that a shell of theirs starts.
+    _ = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.login_tty(slave)
+
+
 class Terminal:
     """A shell with a screen, as a person has one."""
 
@@ -111,7 +118,7 @@ class Terminal:
             *("bash", "--norc", "--noprofile", "--noediting", "-i"),
             cwd=self._folder,
             env=self._environment,
-            preexec_fn=lambda: os.login_tty(slave),
+            preexec_fn=lambda: _log_in(slave),
         )
         os.close(slave)
         os.set_blocking(self._master, False)
