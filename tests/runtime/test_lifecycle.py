@@ -267,20 +267,24 @@ async def test_a_blocked_loop_keeps_its_lease(hosts: Hosts, caplog: pytest.LogCa
 
     def block() -> str:
         # The tool sleeps on the event loop, for longer than its host's lease.
-        time.sleep(1.6)
+        time.sleep(2.5)
         return "blocked"
 
     script = [local("t"), final("{results}")]
     # It sleeps between two looks for long enough that the tool finds it asleep: that is when it can tell.
     harness = ScriptedHarness(script, ledger=ledger, tools={"t": block})
-    first = await hosts.open(harness, lease=0.4, poll_interval=0.3)
+    first = await hosts.open(harness, lease=1.0, poll_interval=0.3)
     turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
 
     assert str(await turn.wait(SECONDS)) == "blocked"
     assert [run.status for run in await turn.list_runs()] == [RunStatus.COMPLETED]
     assert ledger.count("tool") == 1
-    (lease,) = await hosts.backend.owners()
-    assert lease.alive
+
+    async def alive() -> bool:
+        (lease,) = await hosts.backend.owners()
+        return lease.alive
+
+    await until(alive)
     await until(lambda: "event loop was blocked" in caplog.text)
 
 
