@@ -21,7 +21,7 @@ from agentscope_durable.adapters.agentscope import AgentScopeAdapter
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.status import TurnStatus
-from agentscope_durable.runtime import runner
+from agentscope_durable.runtime import watch
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
@@ -208,7 +208,7 @@ async def test_a_takeover_breaks_off_what_is_slow_in_the_former_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     # Not cancelled by force after a while: the Run hears of it.
-    monkeypatch.setattr(runner, "FENCED_SECONDS", 10 * SECONDS)
+    monkeypatch.setattr(watch, "FENCED_SECONDS", 10 * SECONDS)
     clock = ManualClock()
     world = World(tmp_path, clock)
     world.slow_in(place, monkeypatch)

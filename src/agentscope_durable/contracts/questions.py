@@ -117,7 +117,13 @@ class GetHistory(Question, frozen=True, tag="get_history"):
 
 
 class GetMessage(Question, frozen=True, tag="get_message"):
+    """
+    Attributes:
+        sequence: of the event that first told it, if known: then it is found at once.
+    """
+
     message_id: str
+    sequence: int = 0
 
 
 class ListEvents(Question, frozen=True, tag="list_events"):

@@ -215,6 +215,10 @@ class Draft:
     def unready(self, kind: str, item: str) -> None:
         self._ready[kind, item] = None
 
+    def is_ready(self, kind: str, item: str) -> bool:
+        """Whether this change puts a ready row there."""
+        return self._ready.get((kind, item)) is not None
+
     def refer(self, body: Body, *, removable: bool = False) -> None:
         """This commit refers to a body, which may be an object (D11).
 

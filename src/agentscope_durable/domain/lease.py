@@ -164,6 +164,7 @@ def claim(c: Claim, seed: bytes, view: View, now_ms: int) -> Change | Unchanged:
             binding=thread.binding,
             request_id=record.request_id,
             inputs=after.inputs,
+            input_seq=record.input_seq,
         )
     )
 
@@ -177,6 +178,7 @@ def full(head: SessionHead) -> bool:
 def _claimed_again(draft: Draft, active: ThreadHead, thread: ThreadRecord) -> Claimed:
     """What the owner's claim had answered, which it never heard."""
     run, turn = active.run, active.turn
+    record = draft.turn(thread.thread_id, active.turn_id)
     return Claimed(
         purpose=ClaimPurpose.RUN if run.run_id else ClaimPurpose.SETTLE,
         turn_id=active.turn_id,
@@ -196,8 +198,9 @@ def _claimed_again(draft: Draft, active: ThreadHead, thread: ThreadRecord) -> Cl
         writer=active.writer or thread.writer,
         digest=active.digest,
         binding=thread.binding,
-        request_id=draft.turn(thread.thread_id, active.turn_id).request_id,
+        request_id=record.request_id,
         inputs=turn.inputs,
+        input_seq=record.input_seq,
     )
 
 

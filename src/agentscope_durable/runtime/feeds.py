@@ -2,7 +2,7 @@
 
 Rule 1: a commit is read and decoded once, however many streams, subscriptions and waits there are, and told to those
 alone whose Thread or Turn it concerns. Who only waits for the ends of Turns is woken by nothing else, and has nothing
-else decoded.
+else decoded. Who waits alone in a Session is only woken: to look at his Turn costs him what reading for him would.
 Rule 2: one question in `poll_interval` tells which of all watched Sessions have moved; hints make it sooner (ST-10). An
 idle watcher costs memory and nothing else.
 Rule 3: a feed is a shortcut and never the only way. Whom it cannot serve, because they are behind or because reading
@@ -78,16 +78,30 @@ class Feed:
         self._wakeups = wakeups
         self._environment = environment
         self.session = session
-        self.task: asyncio.Task[None] | None = None
         self.users = 0
+        self._task: asyncio.Task[None] | None = None
+        self._hints = AsyncExitStack()
         self._bell = Bell()
         # None until somebody who watches has told it, or the timeline was looked at.
         self._position: int | None = None
+        self._polled: int | None = None
         self._failing = False
         self._ended = False
         self._watchers: dict[Scope, dict[Watcher, None]] = {}
         self._waits: dict[str, dict[End, None]] = {}
+        self._untold: dict[End, None] = {}
+        """Those of them that look for themselves, until the position is known from which on they are told."""
         self._looks: list[asyncio.Future[None]] = []
+
+    async def open(self) -> None:
+        """From here on hints ring it."""
+        ends = frozenset({ends_hint(keys.partition(self.session))})
+        await self._hints.enter_async_context(ringing(self._wakeups, ends, self))
+
+    async def close(self) -> None:
+        await self._hints.aclose()
+        if self._task is not None:
+            await stop(self._task)
 
     # ---- for those who watch ----
 
@@ -107,7 +121,7 @@ class Feed:
             self._position = position
         if not self._watchers:
             # From now on every commit counts, and not the ends of Turns alone.
-            self._bell.ring()
+            self._work()
         self._watchers.setdefault(_scope(narrow), {})[watcher] = None
         return True
 
@@ -121,45 +135,78 @@ class Feed:
 
     @contextmanager
     def ending(self, turn_id: str, bell: End) -> Generator[None]:
-        """While entered, the bell rings when the Turn has ended, and when the feed cannot know."""
+        """While entered, the bell rings when the Turn has ended, and when the feed cannot know. After `look`."""
         self._waits.setdefault(turn_id, {})[bell] = None
+        if self._alone:
+            self._untold[bell] = None
         try:
             yield
         finally:
+            self._untold.pop(bell, None)
             waits = self._waits[turn_id]
             del waits[bell]
             if not waits:
                 del self._waits[turn_id]
 
     async def look(self) -> None:
-        """Come back when everything that is committed now has been told, or the feed is failing."""
-        if self._ended:
+        """Come back when everything that is committed now has been told, or the feed is failing.
+
+        At once where one waits alone: he looks for himself.
+        """
+        if self._ended or self._alone:
             return
         looked = asyncio.get_running_loop().create_future()
         self._looks.append(looked)
-        self._bell.ring()
+        self._work()
         await looked
 
     # ---- the work ----
 
     def ring(self) -> None:
-        self._bell.ring()
+        """Something may have moved."""
+        if self._alone:
+            self._wake_alone()
+        else:
+            self._work()
 
     def moved(self, watermark: int) -> bool:
         """Whether there is something to read, if this is the number of the newest event."""
-        return self._failing or (self._watched and self._position != watermark)
+        seen = self._polled if self._alone else self._position
+        self._polled = watermark
+        return self._failing or (self._watched and seen != watermark)
 
     @property
     def _watched(self) -> bool:
         return bool(self._watchers or self._waits)
 
-    async def run(self) -> None:
+    @property
+    def _alone(self) -> bool:
+        """Nobody watches, and the end of one Turn at most is waited for."""
+        return not self._watchers and not self._failing and len(self._waits) <= 1
+
+    def _wake_alone(self) -> None:
+        """What happens from here on is not followed, until there are others."""
+        self._position = None
+        for waits in self._waits.values():
+            self._untold.update(waits)
+        self._ring()
+
+    def _ring(self) -> None:
+        for waits in self._waits.values():
+            for bell in waits:
+                bell.ring()
+
+    def _work(self) -> None:
+        self._bell.ring()
+        if self._task is None and not self._ended:
+            self._task = asyncio.create_task(self._run(), name="feed")
+
+    async def _run(self) -> None:
         """Read whenever it is rung, until cancelled."""
         try:
-            partition = keys.partition(self.session)
-            every, ends = frozenset({session_hint(partition)}), frozenset({ends_hint(partition)})
+            every = frozenset({session_hint(keys.partition(self.session))})
             hears_every = False
-            async with ringing(self._wakeups, ends, self._bell), AsyncExitStack() as more:
+            async with AsyncExitStack() as more:
                 while True:
                     await self._bell.wait(self._environment, None)
                     if hears_every is not bool(self._watchers):
@@ -204,10 +251,16 @@ class Feed:
             if self._failing:
                 await self._ask(ListEvents(session=self.session, limit=1))
             return
+        if self._alone:
+            self._wake_alone()
+            return
         if self._position is None:
             page: EventPage = await self._ask(ListEvents(session=self.session, limit=1))
             if self._position is None:
                 self._position = sequence_of(self.session, page.high_watermark)
+                untold, self._untold = self._untold, {}
+                for bell in untold:
+                    bell.ring()
                 return
         told = 0
         while self._watched:
@@ -255,9 +308,7 @@ class Feed:
         for group in watchers.values():
             for watcher in group:
                 watcher.lost(self._position or 0)
-        for waits in self._waits.values():
-            for bell in waits:
-                bell.ring()
+        self._ring()
 
     @staticmethod
     def _looked(looks: list[asyncio.Future[None]]) -> None:
@@ -290,7 +341,7 @@ class Feeds:
         feed = self._feeds.get(session)
         if feed is None:
             feed = self._feeds[session] = Feed(self._ask, self._wakeups, self._environment, session)
-            feed.task = self._tasks.start(feed.run(), name="feed")
+            await feed.open()
         if self._poller is None:
             self._poller = self._tasks.start(self._poll(), name="poll")
         feed.users += 1
@@ -304,16 +355,16 @@ class Feeds:
     async def _drop(self, feed: Feed) -> None:
         if self._feeds.get(feed.session) is feed:
             del self._feeds[feed.session]
-        poller = None
-        if not self._feeds:
-            poller, self._poller = self._poller, None
-        await stop(*(task for task in (feed.task, poller) if task is not None))
+        await feed.close()
 
     async def _poll(self) -> None:
-        """Hints may be lost, and other machines send none: ask which Sessions have moved."""
+        """Hints may be lost, and other machines send none: ask which Sessions have moved. Ends when nobody watches."""
         while True:
             await self._environment.sleep(self._poll_interval)
             feeds = list(self._feeds.values())
+            if not feeds:
+                self._poller = None
+                return
             for start in range(0, len(feeds), PAGE_MAX):
                 part = feeds[start : start + PAGE_MAX]
                 for feed, watermark in zip(part, await self._watermarks(part), strict=True):

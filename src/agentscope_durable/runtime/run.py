@@ -56,6 +56,7 @@ class LiveRun:
     Attributes:
         ended: how the Run ended, None while it goes on.
         over: it has ended, or this host has given it up; nothing more may be committed.
+        last: it has ended, and the Thread has nothing more to do now.
         fenced: another host owns the Thread.
         commits: commits that stand, the end not counted.
         committing_at: when the last commit was begun, by the environment's clock.
@@ -80,6 +81,7 @@ class LiveRun:
         self.ended: RunEndKind | None = None
         self.over = False
         self.dropped = False
+        self.last = False
         self.commits = 0
         self._droppable = False
         self._open: set[str] = set()
@@ -307,6 +309,7 @@ class LiveRun:
         if receipt.ended and step.end is not None:
             self.ended = step.end.kind
             self.over = True
+            self.last = receipt.last
         else:
             self.commits += 1
         if self._host.recover_every_step:
@@ -396,8 +399,9 @@ async def load_journal(
     )
 
 
-async def load_input(host: Host, thread: ThreadKey, message_id: str) -> Input:
-    message: Message = await host.query(GetMessage(session=thread.session, message_id=message_id))
+async def load_input(host: Host, thread: ThreadKey, message_id: str, sequence: int = 0) -> Input:
+    question = GetMessage(session=thread.session, message_id=message_id, sequence=sequence)
+    message: Message = await host.query(question)
     return Input(content=tuple(message.content))
 
 

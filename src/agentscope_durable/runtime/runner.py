@@ -30,7 +30,6 @@ from agentscope_durable.contracts.commands import (
 )
 from agentscope_durable.contracts.errors import (
     CorruptRecord,
-    DurableError,
     Fenced,
     HostClosed,
     Incompatible,
@@ -60,15 +59,11 @@ from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.host import Delivery, Host, log
 from agentscope_durable.runtime.live_states import LiveStates
 from agentscope_durable.runtime.run import LiveRun, load_body, load_input, load_journal, load_open_work
-from agentscope_durable.runtime.tasks import Bell, stop
+from agentscope_durable.runtime.watch import Watch
 from agentscope_durable.spi.boundary import unless_stopped
 from agentscope_durable.spi.contained import contained
 from agentscope_durable.spi.harness import Abandoned, HarnessAdapter, JournalRow, RunStart, Settlement, SettleStart
 
-WATCH_SPACING = 0.05
-"""Seconds from a hint to a look at the Turn: a commit of the Run's own may tell sooner."""
-FENCED_SECONDS = 5.0
-"""How long an adapter may take to end a Run that another host has taken over."""
 GIVE_BACK_WAIT = 0.2
 GIVE_BACK_WAIT_MAX = 10.0
 """Seconds between two tries to give a Thread back: doubling from the first to the second."""
@@ -81,6 +76,8 @@ class Took(StrEnum):
     """What came of an attempt to take a Thread."""
 
     WORK = "work"
+    LAST = "last"
+    """As work, and the Thread has nothing more to do now."""
     NOTHING = "nothing"
     """There was nothing to take; another host was faster, or it is not due."""
     NO_PROGRESS = "no progress"
@@ -218,16 +215,20 @@ class Runner:
         run = LiveRun(self._host, self._states, thread, claimed)
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.create_task(self._watch(run, thread, claimed, task), name=f"watch {claimed.run_id}")
+        watch = Watch(self._host, run, claimed.turn_id, give_up=task.cancel)
+        hint = turn_hint(keys.partition(thread.session), claimed.turn_id)
         self._runs.add(run)
         served = True
         try:
-            served = await self._invoke(run, thread, claimed)
+            async with ringing(self._host.backend.wakeups(), frozenset({hint}), watch):
+                # What was said between the claim and this is looked for.
+                watch.ring()
+                served = await self._invoke(run, thread, claimed)
         except Abandoned:
             self._states.drop(thread)
         finally:
             self._runs.discard(run)
-            await stop(watch)
+            await watch.end()
             await run.landed()
             if not run.over and not run.fenced:
                 self._give_back(run)
@@ -248,7 +249,9 @@ class Runner:
             return await self._settle(thread, after)
         # A Run that parks without having done anything must not be repeated at full speed.
         idle = run.commits == 0 and run.ended is RunEndKind.SUSPENDED
-        return Took.NO_PROGRESS if idle or not served else Took.WORK
+        if idle or not served:
+            return Took.NO_PROGRESS
+        return Took.LAST if run.last else Took.WORK
 
     async def _invoke(self, run: LiveRun, thread: ThreadKey, claimed: Claimed) -> bool:
         """Drive the adapter until the Run has ended. False: this host cannot serve the Turn.
@@ -302,7 +305,7 @@ class Runner:
                 f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
             )
         message_id = ids.input_message_id(claimed.turn_id)
-        submitted = await load_input(self._host, thread, message_id)
+        submitted = await load_input(self._host, thread, message_id, claimed.input_seq)
         run.begin(
             RunStart(
                 session=thread.session,
@@ -400,37 +403,6 @@ class Runner:
                     return
             await self._host.environment.sleep(wait)
             wait = min(2 * wait, GIVE_BACK_WAIT_MAX)
-
-    # ---- watch ----
-
-    async def _watch(self, run: LiveRun, thread: ThreadKey, claimed: Claimed, task: asyncio.Task[Any]) -> None:
-        """See controls and a lost lease while the agent is busy; a receipt would tell them only at the next commit."""
-        environment = self._host.environment
-        hint = turn_hint(keys.partition(thread.session), claimed.turn_id)
-        bell = Bell()
-        looked_at = environment.monotonic()
-        async with ringing(self._host.backend.wakeups(), frozenset({hint}), bell):
-            while not run.over:
-                # A commit's receipt says the same as a look: while commits follow each other there is no need of one.
-                due = max(run.committing_at, looked_at) + self._host.poll_interval
-                if await bell.wait(environment, due - environment.monotonic()):
-                    heard_at = environment.monotonic()
-                    await environment.sleep(WATCH_SPACING)
-                    if run.committing_at > heard_at:
-                        continue
-                elif run.committing_at + self._host.poll_interval > due:
-                    continue
-                looked_at = environment.monotonic()
-                asked_at = run.position
-                try:
-                    run.observe(await self._turn(thread, claimed.turn_id), asked_at=asked_at)
-                except DurableError as error:
-                    self._host.report(error, "a turn under way cannot be looked at", **run.ids)
-                if run.fenced:
-                    log.warning("turn %s continues on another host", claimed.turn_id, extra=run.ids)
-                    await environment.sleep(FENCED_SECONDS)
-                    task.cancel()
-                    return
 
     # ---- settle ----
 

@@ -60,6 +60,8 @@ class Scheduler:
         self._bell = Bell()
         self._runs = Tasks()
         self._taking: set[tuple[str, str]] = set()
+        self._passed_over = False
+        """Something was left because it, or every place, was taken: to be looked at when a place is free again."""
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
         self._audited_at = host.environment.monotonic()
@@ -102,7 +104,8 @@ class Scheduler:
         if now - self._audited_at > AUDIT_SECONDS:
             self._audited_at = now
             await self.audit()
-        if not self._room:
+        self._passed_over = not self._room
+        if self._passed_over:
             return self._host.poll_interval
         # Hints tell of ready work and of no death, so that is looked for as often as there are no hints.
         rest = self._looked_for_lost_at + self._host.poll_interval - now
@@ -113,6 +116,7 @@ class Scheduler:
                 if not self._room:
                     # There may be more: the next place that is free is for them.
                     self._looked_for_lost_at = -math.inf
+                    self._passed_over = True
                     return self._host.poll_interval
         due: list[float] = [rest]
         # Each class in turn, beginning with another one each time: a long queue of one never holds up the rest.
@@ -121,8 +125,12 @@ class Scheduler:
         first = self._turn % max(1, len(classes))
         found = [await self._ready(klass, due) for klass in (*classes[first:], *classes[:first])]
         for work in chain.from_iterable(zip_longest(*found)):
-            if work is not None and self._room:
+            if work is None:
+                continue
+            if self._room:
                 self._start(work)
+            else:
+                self._passed_over = True
         return min(due)
 
     @property
@@ -131,7 +139,10 @@ class Scheduler:
 
     def _free(self, work: _Work) -> bool:
         item = work.item
-        return (item.partition, item.item) not in self._taking and not self._backoff.holds(work.key)
+        if (item.partition, item.item) in self._taking:
+            self._passed_over = True
+            return False
+        return not self._backoff.holds(work.key)
 
     async def _ready(self, klass: str, due: list[float]) -> list[_Work]:
         """What of a class can be taken now, as much as there is room for."""
@@ -142,7 +153,10 @@ class Scheduler:
             found += [work for item in page.items if self._free(work := _Work(item, ()))]
             if page.next_due_ms is not None:
                 due.append(max(0.0, (page.next_due_ms - page.now_ms) / 1000))
-            if len(page.items) < BATCH or len(found) >= self._room:
+            if len(found) >= self._room:
+                self._passed_over = True
+                break
+            if len(page.items) < BATCH:
                 break
             last = page.items[-1]
             after = (last.due_ms, last.partition, last.item)
@@ -206,13 +220,14 @@ class Scheduler:
                 thread_id=work.item.item,
             )
         finally:
-            if took is Took.WORK:
+            if took in (Took.WORK, Took.LAST):
                 self._backoff.done(work.key)
             else:
                 # Who only lost a race must not be late when the winner is lost.
                 self._backoff.missed(work.key, again=took is Took.NO_PROGRESS)
             self._taking.discard((work.item.partition, work.item.item))
-            self._bell.ring()
+            if self._passed_over or took is not Took.LAST:
+                self._bell.ring()
 
 
 async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[tuple[str, tuple[str, ...]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from agentscope_durable.spi.contained import own_tasks
@@ -55,25 +56,33 @@ class Bell:
     """Wakes one waiting loop. Rings that nobody waited for are one ring."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._rung = False
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def ring(self) -> None:
-        self._event.set()
+        self._rung = True
+        for waiting in self._waiting:
+            _wake(waiting)
 
     async def wait(self, environment: Environment, seconds: float | None) -> bool:
         """Sleep until rung or `seconds` have passed; True if it was rung. None sleeps until it is rung."""
-        if seconds is None:
-            await self._event.wait()
-        elif not self._event.is_set() and seconds > 0:
-            ring = asyncio.ensure_future(self._event.wait())
-            sleep = asyncio.ensure_future(environment.sleep(seconds))
+        if not self._rung and (seconds is None or seconds > 0):
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            timer = None if seconds is None else environment.call_later(seconds, partial(_wake, waiting))
+            self._waiting.add(waiting)
             try:
-                await asyncio.wait({ring, sleep}, return_when=asyncio.FIRST_COMPLETED)
+                await waiting
             finally:
-                await stop(ring, sleep)
-        rung = self._event.is_set()
-        self._event.clear()
+                self._waiting.discard(waiting)
+                if timer is not None:
+                    timer.cancel()
+        rung, self._rung = self._rung, False
         return rung
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:

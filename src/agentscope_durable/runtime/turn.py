@@ -132,19 +132,21 @@ class DurableTurn(Timeline):
             raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
         environment = self._door.environment
         deadline = math.inf if seconds is None or seconds > FOR_EVER_SECONDS else environment.monotonic() + seconds
-        view = await self._look()
-        if _unfinished(view) and environment.monotonic() < deadline:
+        if environment.monotonic() < deadline:
             bell = End()
             async with self._door.feeds.of(self._session) as feed:
                 with feed.ending(self._turn_id, bell):
-                    # From here on its end rings; whether it has ended before is seen by looking again.
+                    # From here on its end rings; whether it has ended before is seen by looking.
                     await feed.look()
                     while _unfinished(view := bell.turn or await self._look()):
                         left = deadline - environment.monotonic()
                         if left <= 0:
                             break
-                        rest = min(left, self._door.poll_interval if feed.failing else math.inf)
-                        await bell.wait(environment, None if rest == math.inf else rest)
+                        if view is not None:
+                            rest = min(left, self._door.poll_interval if feed.failing else math.inf)
+                            await bell.wait(environment, None if rest == math.inf else rest)
+        else:
+            view = await self._look()
         if view is None or not view.status.terminal:
             timeout_ms = None if seconds is None else int(seconds * 1000)
             raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))

@@ -28,6 +28,14 @@ class Thread(Protocol):
     def is_alive(self) -> bool: ...
 
 
+class Timer(Protocol):
+    """A call that has not come yet."""
+
+    def cancel(self) -> None:
+        """It does not come any more. Safe when it has."""
+        ...
+
+
 class Environment(Protocol):
     """Promises: `monotonic` never goes back; `random_bytes` never repeats itself."""
 
@@ -36,6 +44,10 @@ class Environment(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call it on the running event loop in so many seconds: a wait that needs no task."""
+        ...
 
     def random_bytes(self, count: int) -> bytes: ...
 
@@ -85,6 +97,9 @@ class SystemEnvironment:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, call)
 
     def random_bytes(self, count: int) -> bytes:
         return _chance.take(count)

@@ -12,12 +12,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self
 
 from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, MissingExtra, Unavailable
-from agentscope_durable.runtime.hints import ANYTHING, LocalWakeups
+from agentscope_durable.runtime.hints import ANYTHING, LocalWakeups, Ringable
 from agentscope_durable.runtime.tasks import stop
 from agentscope_durable.spi.environment import SYSTEM, Environment
 
@@ -107,6 +107,9 @@ class PostgresWakeups:
 
     def listen(self, keys: frozenset[str] | None = None) -> AbstractAsyncContextManager[AsyncIterator[frozenset[str]]]:
         return self._local.listen(keys)
+
+    def ring(self, keys: frozenset[str], bell: Ringable) -> AbstractContextManager[None]:
+        return self._local.ring(keys, bell)
 
     async def close(self) -> None:
         """Stop listening. What was published and is not on its way is dropped."""

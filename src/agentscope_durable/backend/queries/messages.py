@@ -9,9 +9,9 @@ import msgspec
 
 from agentscope_durable.backend.queries.events import check_filter, filter_keys
 from agentscope_durable.backend.queries.pages import cursor_after, is_full, one_more, page_limit, position_of
-from agentscope_durable.backend.queries.reading import Reader
+from agentscope_durable.backend.queries.reading import Reader, log_page
 from agentscope_durable.backend.queries.records import state_of, turn_of
-from agentscope_durable.backend.queries.rows import payload_of
+from agentscope_durable.backend.queries.rows import Found, Payload, events_of, payload_of
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded, NotFound
@@ -19,6 +19,7 @@ from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode, ordinal_of
 from agentscope_durable.contracts.views import Page
+from agentscope_durable.domain.ids import input_message_id
 from agentscope_durable.domain.projection import message_of
 from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
 
@@ -86,22 +87,36 @@ async def _messages(
         size += payload.size
         if is_full(items, size):
             return items, count
-        try:
-            message = message_of(
-                await payload.open(reader.bodies, session),
-                sequence=first,
-                created_at_ms=found[first].at_ms,
-                withdrawn=index.flag == "withdrawn",
-                expired=index.flag == "expired",
-            )
-        except (msgspec.ValidationError, KeyError, ValueError) as error:
-            raise CorruptRecord(f"event {newest.sequence}", newest.event.type, str(error)) from error
-        items.append(message)
+        items.append(await _message(reader, session, index, found[first], newest, payload))
     return items, len(entries)
+
+
+async def _message(
+    reader: Reader, session: SessionKey, index: MessageIndex, first: Found, newest: Found, payload: Payload
+) -> Message:
+    """
+    Args:
+        first: the event that first told it.
+        newest: the one that tells it as it is, and its `payload`.
+    """
+    try:
+        return message_of(
+            await payload.open(reader.bodies, session),
+            sequence=first.sequence,
+            created_at_ms=first.at_ms,
+            withdrawn=index.flag == "withdrawn",
+            expired=index.flag == "expired",
+        )
+    except (msgspec.ValidationError, KeyError, ValueError) as error:
+        raise CorruptRecord(f"event {newest.sequence}", newest.event.type, str(error)) from error
 
 
 async def get_message(reader: Reader, question: q.GetMessage) -> Message:
     session, message_id = question.session, question.message_id
+    if question.sequence:
+        message = await _at(reader, session, message_id, question.sequence)
+        if message is not None:
+            return message
     after, until = keys.MESSAGES, ""
     # Messages of a Turn are named after it; it tells where to look.
     turn_id = message_id.rpartition(".")[0]
@@ -111,13 +126,13 @@ async def get_message(reader: Reader, question: q.GetMessage) -> Message:
         turn = decode(TurnRecord, records.keys[turn_key], key=turn_key)
         after, until = _reach(turn)
         state = state_of(records, turn)
-        if state.message_id == message_id:
-            # The newest answer is what is asked for most.
-            guess = keys.message(state.message_seq)
-            records = await reader.read(session, Reads(keys=(guess,)))
-            if guess in records.keys:
-                index = decode(MessageIndex, records.keys[guess], key=guess)
-                return (await _messages(reader, session, [(state.message_seq, index)]))[0][0]
+        # The newest answer and the first input are what is asked for most.
+        known = {state.message_id: state.message_seq, input_message_id(turn_id): turn.input_seq}
+        sequence = known.get(message_id, 0)
+        if sequence:
+            message = await _at(reader, session, message_id, sequence)
+            if message is not None:
+                return message
     scanned = 0
     size = _FIRST_LOOK
     while True:
@@ -134,6 +149,22 @@ async def get_message(reader: Reader, question: q.GetMessage) -> Message:
             raise LimitExceeded("MESSAGE_SCAN_MAX", MESSAGE_SCAN_MAX)
         after = rows[-1][0]
         size = min(size * 4, PAGE_MAX)
+
+
+async def _at(reader: Reader, session: SessionKey, message_id: str, sequence: int) -> Message | None:
+    """The message that an event first told, in one reading unless there is a later version; None if it is another."""
+    key = keys.message(sequence)
+    here = log_page(after=sequence - 1, through=sequence, rows=1)
+    records = await reader.read(session, Reads(keys=(key,), log=here))
+    if key not in records.keys:
+        return None
+    index = decode(MessageIndex, records.keys[key], key=key)
+    if index.message_id != message_id:
+        return None
+    for found in events_of(records.log, after=sequence - 1, through=sequence):
+        if index.seq == sequence:
+            return await _message(reader, session, index, found, found, payload_of(found))
+    return (await _messages(reader, session, [(sequence, index)]))[0][0]
 
 
 def _reach(turn: TurnRecord) -> tuple[str, str]:

@@ -35,6 +35,8 @@ LISTING_MAX: Final = 10_000
 NEAR: Final = 64
 """Events between two wanted ones that are rather read over than read around."""
 _OWNER_ROUNDS: Final = 3
+_OWNERS_SEEN: Final = 4
+"""Owners whose leases are read along: mostly the Thread's is one of them, and only its head says so."""
 
 
 def log_page(*, after: int, through: int, rows: int = PAGE_MAX) -> LogRange:
@@ -53,6 +55,7 @@ class Reader:
     def __init__(self, records: RecordStore, bodies: Bodies) -> None:
         self.records = records
         self.bodies = bodies
+        self._owners: tuple[str, ...] = ()
 
     async def read(self, session: SessionKey, reads: Reads) -> Records:
         """One consistent reading of an existing Session."""
@@ -62,14 +65,15 @@ class Reader:
 
     async def read_owned(self, session: SessionKey, reads: Reads, thread_id: str) -> tuple[Records, OwnerLease | None]:
         """A reading together with the lease of the Thread's owner, None when nobody owns it."""
-        records = await self.read(session, reads)
+        records = await self.read(session, replace(reads, owners=self._owners))
         for _ in range(_OWNER_ROUNDS):
             active = head_of(records, session).threads.get(thread_id)
             if active is None:
                 return records, None
             if active.owner in records.owners:
                 break
-            # Only the head says who it is: read again, so that state and lease are of one moment.
+            # Read again, so that state and lease are of one moment.
+            self._owners = (active.owner, *self._owners[: _OWNERS_SEEN - 1])
             records = await self.read(session, replace(reads, owners=(active.owner,)))
         active = head_of(records, session).threads.get(thread_id)
         return records, None if active is None else records.owners.get(active.owner)

@@ -60,6 +60,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
         binding: what the Thread is pinned to.
         request_id: of the Turn.
         inputs: accepted inputs that are not applied yet.
+        input_seq: number of the event that told what the Turn was submitted with.
     """
 
     purpose: ClaimPurpose
@@ -83,6 +84,7 @@ class Claimed(msgspec.Struct, frozen=True, rename="camel"):
     binding: Binding = Binding("", "", "")
     request_id: str = ""
     inputs: int = 0
+    input_seq: int = 0
 
 
 class OwnerCommand(Command, frozen=True):
@@ -264,7 +266,9 @@ class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):
         cancel, pause: a control waits for the next boundary.
         inputs: accepted inputs that are not applied yet.
         ready: conditions whose answer or outcome can be applied.
+        ended: this commit ended the Run.
         digest: of the native blocks up to the last checkpoint.
+        last: the Run has ended, and nothing can be taken of the Thread now.
     """
 
     position: int
@@ -275,6 +279,7 @@ class StepReceipt(msgspec.Struct, frozen=True, rename="camel"):
     now_ms: int
     ended: bool = False
     digest: str = ""
+    last: bool = False
 
 
 class SettleTurn(OwnerCommand, frozen=True, tag="settle_turn"):

@@ -40,7 +40,9 @@ class Commit:
         self.draft.refer(body)
 
 
-def receipt(active: ThreadHead, state: TurnState, now_ms: int, *, ended: bool = False) -> StepReceipt:
+def receipt(
+    active: ThreadHead, state: TurnState, now_ms: int, *, ended: bool = False, last: bool = False
+) -> StepReceipt:
     """What the owner learns of its Turn with each commit."""
     return StepReceipt(
         position=active.position,
@@ -50,5 +52,6 @@ def receipt(active: ThreadHead, state: TurnState, now_ms: int, *, ended: bool = 
         ready=sum(1 for condition in state.conditions if condition.ready),
         now_ms=now_ms,
         ended=ended,
+        last=last,
         digest=active.digest,
     )

@@ -70,7 +70,8 @@ def end_of_run(draft: Draft, c: CommitStep, end: RunEnd, active: ThreadHead, sta
             ),
         )
         end_turn(draft, thread, record, state, TurnStatus.COMPLETED)
-        return draft.change(receipt(active, replace(state, inputs=0), draft.now_ms, ended=True))
+        last = not draft.is_ready(keys.READY_TURN, c.thread_id)
+        return draft.change(receipt(active, replace(state, inputs=0), draft.now_ms, ended=True, last=last))
     if end.failure is not None:
         state = _failed(draft, end.failure, end.policy, record, state)
     state = lose_local_tools(draft, record, state, settling=settling(state))

@@ -16,15 +16,15 @@ import selectors
 import socket
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from agentscope_durable.contracts import keys as record_keys
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.runtime.hints import ANYTHING, LocalWakeups
+from agentscope_durable.runtime.hints import ANYTHING, LocalWakeups, Ringable
 from agentscope_durable.runtime.live import LocalLiveEvents
 from agentscope_durable.spi.environment import SYSTEM, Environment, Thread
 from agentscope_durable.spi.live import LiveListener, Preview
@@ -423,6 +423,15 @@ class MachineWakeups:
             self._tell(keys, 1)
             try:
                 yield heard
+            finally:
+                self._tell(keys, -1)
+
+    @contextmanager
+    def ring(self, keys: frozenset[str], bell: Ringable) -> Generator[None]:
+        with self.local.ring(keys, bell):
+            self._tell(keys, 1)
+            try:
+                yield
             finally:
                 self._tell(keys, -1)
 
