@@ -45,6 +45,7 @@ def test_a_claim_takes_the_current_turn_under_a_new_fence_and_begins_a_run() -> 
         now_ms=stage.clock(),
         binding=stage.binding,
         request_id=stage.view(turn).request_id,
+        input_seq=3,
     )
     assert (stage.status(turn), stage.view(turn).runs) == ("RUNNING", 1)
     run = stage.run(turn)

@@ -6,6 +6,8 @@ the Turn, so that nobody can answer a dead question and no later Turn waits behi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from agentscope_durable.contracts import keys
@@ -33,6 +35,11 @@ _ASKS = frozenset({WaitKind.APPROVAL, WaitKind.EXTERNAL_RESULT})
 
 def next_in_queue(thread_id: str) -> Range:
     return Range(keys.queues(thread_id), limit=1)
+
+
+def queue_after(thread: ThreadRecord, ordinal: int) -> tuple[Range, ...]:
+    """Where to look for the successor of a Turn: nowhere if none was admitted since."""
+    return (next_in_queue(thread.thread_id),) if thread.next_ordinal > ordinal + 1 else ()
 
 
 def reads_finish(thread_id: str, turn_id: str) -> Reads:
@@ -65,13 +72,18 @@ def end_turn(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: Turn
     ended = draft.show(record, before, ended)
     draft.put(keys.turn(record.turn_id), replace(record, state=ended, ended_seq=draft.last_seq))
     if thread.current == record.turn_id:
-        advance(draft, thread)
+        advance(draft, thread, record.ordinal)
     return ended
 
 
-def advance(draft: Draft, thread: ThreadRecord) -> None:
-    """The oldest queued Turn becomes the current one, or the Thread is idle (Q-01)."""
-    for key, successor in draft.page(next_in_queue(thread.thread_id), TurnRef):
+def _successors(draft: Draft, thread: ThreadRecord, ordinal: int) -> Iterator[tuple[str, TurnRef]]:
+    for page in queue_after(thread, ordinal):
+        yield from draft.page(page, TurnRef)
+
+
+def advance(draft: Draft, thread: ThreadRecord, ordinal: int) -> None:
+    """After the Turn of this ordinal the oldest queued one becomes the current one, or the Thread is idle (Q-01)."""
+    for key, successor in _successors(draft, thread, ordinal):
         draft.delete(key)
         thread = replace(thread, current=successor.turn_id)
         record = draft.get(keys.turn(successor.turn_id), TurnRecord)
@@ -125,7 +137,7 @@ def close_questions(draft: Draft, record: TurnRecord, state: TurnState, reason: 
 def _require(draft: Draft, thread: ThreadRecord, record: TurnRecord, state: TurnState) -> None:
     """Everything the end of this Turn looks at, in one round."""
     asks = [c for c in state.conditions if c.kind in _ASKS]
-    successors = draft.page(next_in_queue(thread.thread_id), TurnRef) if thread.current == record.turn_id else ()
+    successors = _successors(draft, thread, record.ordinal) if thread.current == record.turn_id else ()
     ranges: tuple[Range, ...] = ()
     if state.inputs:
         ranges += (_inputs(record.turn_id),)

@@ -68,7 +68,7 @@ class Bell:
         """Sleep until rung or `seconds` have passed; True if it was rung. None sleeps until it is rung."""
         if not self._rung and (seconds is None or seconds > 0):
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            timer = None if seconds is None else environment.call_later(seconds, partial(_wake, waiting))
+            timer = None if seconds is None else environment.after(seconds, partial(_wake, waiting))
             self._waiting.add(waiting)
             try:
                 await waiting

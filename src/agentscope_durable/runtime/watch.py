@@ -62,7 +62,7 @@ class Watch:
     def _sleep(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._host.environment.call_later(seconds, self._woken)
+        self._timer = self._host.environment.after(seconds, self._woken)
 
     def _rest(self) -> None:
         """Until a look is due. A commit that is begun meanwhile puts it off."""

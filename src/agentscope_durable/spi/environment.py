@@ -45,7 +45,7 @@ class Environment(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call it on the running event loop in so many seconds: a wait that needs no task."""
         ...
 
@@ -98,7 +98,7 @@ class SystemEnvironment:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(seconds, call)
 
     def random_bytes(self, count: int) -> bytes:

@@ -454,7 +454,7 @@ class SimulatedEnvironment:
     async def sleep(self, seconds: float) -> None:
         await self._loop.rest(seconds)
 
-    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+    def after(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
         return self._loop.after(seconds, call)
 
     def random_bytes(self, count: int) -> bytes:

@@ -16,7 +16,7 @@ from agentscope_durable.contracts.events import Custom, check_event_type
 from agentscope_durable.contracts.records import ThreadHead, TurnState
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import Draft, begin
-from agentscope_durable.domain.finish import next_in_queue
+from agentscope_durable.domain.finish import queue_after
 from agentscope_durable.domain.frame import chained
 from agentscope_durable.domain.lease import check_native, owned
 from agentscope_durable.domain.step import progress, tools, waits
@@ -38,8 +38,6 @@ def reads_commit_step(c: CommitStep) -> Reads:
     if c.end is not None:
         wanted.append(keys.thread(c.thread_id))
         wanted.append(keys.run(c.turn_id, ids.run_number(c.run_id)))
-        if c.end.kind is RunEndKind.COMPLETED:
-            ranges += (next_in_queue(c.thread_id),)
     wanted.extend(keys.execution(c.turn_id, tool.call_id) for tool in c.tools)
     wanted.extend(keys.input_(c.turn_id, ordinal) for ordinal in c.inputs)
     wanted.extend(keys.interaction(c.turn_id, interaction) for interaction in c.answers)
@@ -64,7 +62,7 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     if not c.run_id:
         raise InvalidRequest("a settlement commits no steps; it ends with settle_turn", path="run_id")
     if c.end is not None or c.answers:
-        _require_calls(draft, c, active.turn)
+        _require_end(draft, c, active.turn)
     check_native(c, active)
     position = active.position + 1
     draft.native(c.thread_id, position, c.journal)
@@ -140,10 +138,14 @@ def commit_step(c: CommitStep, seed: bytes, view: View, now_ms: int) -> Change |
     return draft.change(receipt(active, state, now_ms))
 
 
-def _require_calls(draft: Draft, c: CommitStep, state: TurnState) -> None:
-    """The calls that an answer or the end of the Run may touch, in one round: the head names them."""
+def _require_end(draft: Draft, c: CommitStep, state: TurnState) -> None:
+    """What the end of the Run, or an answer, may touch, in one round: calls that the head names, and the queue."""
     wanted = (one for one in state.conditions if one.call_id and (c.end is not None or one.id in c.answers))
-    draft.require(tuple(keys.execution(c.turn_id, one.call_id) for one in wanted))
+    completed = c.end is not None and c.end.kind is RunEndKind.COMPLETED
+    draft.require(
+        tuple(keys.execution(c.turn_id, one.call_id) for one in wanted),
+        queue_after(draft.thread(c.thread_id), draft.turn(c.thread_id, c.turn_id).ordinal) if completed else (),
+    )
 
 
 def _shown(before: TurnState, after: TurnState) -> bool:

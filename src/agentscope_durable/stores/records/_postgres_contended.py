@@ -19,7 +19,7 @@ from typing import Final
 from agentscope_durable import _failpoints
 from agentscope_durable.contracts.errors import StoreBusy, Uncertain
 from agentscope_durable.stores._postgres_errors import FAULTS, lost, raced, refused, translate
-from agentscope_durable.stores.records._postgres_group import Group, Member, Session
+from agentscope_durable.stores.records._postgres_group import Group, Heads, Member, Session
 from agentscope_durable.stores.records._postgres_queue import Queue
 from agentscope_durable.stores.records._postgres_reading import Answer
 
@@ -69,7 +69,7 @@ class Contended(Queue):
         try:
             await self.line.run(_begin(shared.patience), timeout=shared.patience)
             await self.line.fetch(shared.tables.lock, [partition.encode()], timeout=shared.patience * 2)
-            await self.decide(group, members, {})
+            await self.decide(group, members, Heads())
             session = group.sessions[partition]
             writers = [] if session.stale else group.writers()
             won = await self.write(writers) if writers else set[str]()

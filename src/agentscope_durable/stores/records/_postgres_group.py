@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agentscope_durable.contracts.errors import Misuse
@@ -42,11 +42,15 @@ from agentscope_durable.stores.records._checks import (
 from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow, Question, encoded
 from agentscope_durable.stores.records._sums import events_sum, rest_sum, signed
 
-__all__ = ["GROUP_BYTES_MAX", "Group", "Member", "Session", "asked"]
+__all__ = ["GROUP_BYTES_MAX", "Group", "Heads", "Member", "Session", "asked"]
 
+HEADS_MAX: Final = 8192
+"""Remembered heads at most; some 2 KB each."""
+RECORDS_MAX: Final = 8
+RECORD_BYTES_MAX: Final = 1024
+"""Remembered records of each, and what one may have: those that a Turn needs again, its Thread's and its Run's."""
 GROUP_BYTES_MAX: Final = 4 * 1024 * 1024
 """What a group writes at most, unless one change alone is larger."""
-NOTHING: Final = Reads()
 FRESH: Final = Reads(fresh=True)
 
 
@@ -110,14 +114,83 @@ class Member:
             future.set_exception(self.error)
 
 
+class Heads:
+    """Heads as this process knows them, and records it wrote last. Whether they are still true shows when one writes:
+    a revision is that of the whole Session.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, HeadRow] = {}
+        self._records: dict[str, dict[str, bytes | None]] = {}
+
+    def records(self, partition: str) -> Mapping[str, bytes | None]:
+        return self._records.get(partition, _NONE)
+
+    def answer(self, member: Member) -> bool:
+        """Whether nothing must be read for it."""
+        reads, partition = member.reads, member.partition
+        if partition not in self.known or reads.fresh or reads.ranges or reads.owners or reads.log is not None:
+            return False
+        records = self.records(partition)
+        return all(key in records for key in reads.keys)
+
+    def learn(self, partition: str, session: Session) -> None:
+        """How a Session stands after this."""
+        known, head = self.known, session.state
+        before = known.get(partition)
+        if before is not None and before.rev >= head.rev:
+            return
+        if before is None and len(known) >= HEADS_MAX:
+            known.clear()
+            self._records.clear()
+        known[partition] = head
+        kept = self._records.setdefault(partition, {})
+        if before is None or before.rev != session.base.rev or session.erase is not None:
+            kept.clear()
+        for key, value in session.records.items():
+            kept.pop(key, None)
+            if value is None or len(value) <= RECORD_BYTES_MAX:
+                kept[key] = value
+        while len(kept) > RECORDS_MAX:
+            del kept[next(iter(kept))]
+
+    def forget(self, partition: str) -> None:
+        self.known.pop(partition, None)
+        self._records.pop(partition, None)
+
+    def seen(self, partition: str, rev: int) -> None:
+        """Somebody wrote this Session, if that is another revision than the known one."""
+        before = self.known.get(partition)
+        if before is not None and before.rev < rev:
+            self.forget(partition)
+
+
+_NONE: Final[Mapping[str, bytes | None]] = {}
+
+
 class Session:
     """One partition in a group: what it was, and what it is about to be."""
 
-    __slots__ = ("base", "erase", "fresh", "logs", "members", "prune", "ready", "records", "state", "stale", "value")
+    __slots__ = (
+        "base",
+        "erase",
+        "fresh",
+        "logs",
+        "members",
+        "prune",
+        "ready",
+        "records",
+        "remembered",
+        "stale",
+        "state",
+        "value",
+    )
 
-    def __init__(self, base: HeadRow, *, fresh: bool) -> None:
+    def __init__(self, base: HeadRow, remembered: Mapping[str, bytes | None], *, fresh: bool) -> None:
         self.base = base
         self.state = base
+        self.remembered = remembered
+        """Records as they are known to be at that revision."""
         self.fresh = fresh
         """Whether the head was read with the records, rather than remembered."""
         self.stale = False
@@ -158,8 +231,11 @@ class _View:
     def get(self, key: str) -> bytes | None:
         if key not in self._reads.keys:
             raise Need(Reads(keys=(key,)))
-        if key in self._session.records:
-            return self._session.records[key]
+        session = self._session
+        if key in session.records:
+            return session.records[key]
+        if key in session.remembered:
+            return session.remembered[key]
         return self._answer.keys.get((self._partition, key))
 
     def page(self, r: Range) -> list[tuple[str, bytes]]:
@@ -377,13 +453,13 @@ class Group:
         return tuple(parts), arguments
 
 
-def asked(members: Iterable[Member], remembered: dict[str, HeadRow]) -> Question:
-    """What must be read before these can be decided: nothing, where a head is remembered and no record is asked for."""
+def asked(members: Iterable[Member], heads: Heads) -> Question:
+    """What must be read before these can be decided: nothing of a Session whose head and wanted records are known."""
     question = Question()
+    unknown = {member.partition for member in members if member.doubts or not heads.answer(member)}
     for member in members:
-        reads = member.reads
-        if reads != NOTHING or member.doubts or member.partition not in remembered:
-            question.add(member.partition, reads)
+        if member.partition in unknown:
+            question.add(member.partition, member.reads)
             for sent in member.doubts:
                 question.commit(member.partition, sent.first, sent.rev, sent.commit_id)
     return question

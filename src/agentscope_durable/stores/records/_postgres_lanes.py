@@ -42,6 +42,7 @@ class Lanes:
     def __init__(self, tables: Tables, source: Source, clock: ServerClock, *, patience: float) -> None:
         shared = Shared(tables, source, clock, patience=patience)
         self.figures = shared.figures
+        self.seen = shared.heads.seen
         self._contended = Contended(shared)
         self._lanes = [_Lane(shared, self._contended) for _ in range(LANES)]
 
@@ -87,7 +88,7 @@ class _Lane(Queue):
             group = Group()
             try:
                 await self.line.connected()
-                await self.decide(group, members, self.shared.heads.known)
+                await self.decide(group, members, self.shared.heads)
                 break
             except Exception as error:  # noqa: BLE001 - told to the members below
                 for member in members:

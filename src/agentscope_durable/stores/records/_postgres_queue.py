@@ -9,41 +9,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from agentscope_durable.contracts.errors import Uncertain
 from agentscope_durable.stores._postgres_connections import Line, Source
 from agentscope_durable.stores.records._figures import Figures
 from agentscope_durable.stores.records._postgres_clock import ServerClock
-from agentscope_durable.stores.records._postgres_group import Group, Member, Session, asked
-from agentscope_durable.stores.records._postgres_reading import Answer, HeadRow
+from agentscope_durable.stores.records._postgres_group import Group, Heads, Member, Session, asked
+from agentscope_durable.stores.records._postgres_reading import Answer
 from agentscope_durable.stores.records._postgres_tables import Tables
 
-__all__ = ["Heads", "Queue", "Shared"]
+__all__ = ["Queue", "Shared"]
 
 log = logging.getLogger("agentscope_durable.stores")
-
-HEADS_MAX: Final = 8192
-"""Remembered heads at most; some 2 KB each."""
-
-
-class Heads:
-    """Heads as this process knows them. Whether one is still true shows when it is written."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, HeadRow] = {}
-
-    def learn(self, partition: str, head: HeadRow) -> None:
-        known = self.known
-        before = known.get(partition)
-        if before is not None and before.rev >= head.rev:
-            return
-        if before is None and len(known) >= HEADS_MAX:
-            known.clear()
-        known[partition] = head
-
-    def forget(self, partition: str) -> None:
-        self.known.pop(partition, None)
 
 
 class Shared:
@@ -115,10 +92,10 @@ class Queue:
 
     # -------------------------------------------------------------------- parts of a commit
 
-    async def read(self, group: Group, members: Sequence[Member], known: dict[str, HeadRow]) -> Answer:
+    async def read(self, group: Group, members: Sequence[Member], heads: Heads) -> Answer:
         """What these want to see. Their Sessions are then in the group."""
         shared = self.shared
-        question = asked(members, known)
+        question = asked(members, heads)
         answer = Answer()
         if question.partitions:
             parts, arguments = question.statement()
@@ -131,21 +108,21 @@ class Queue:
             if name in question.partitions:
                 head = answer.head(name)
                 if session is None:
-                    group.sessions[name] = Session(head, fresh=True)
+                    group.sessions[name] = Session(head, {}, fresh=True)
                     shared.clock.witness(head.at_ms)
                 elif head.rev == session.base.rev:
                     session.fresh = True
                 else:
                     session.stale = True
             elif session is None:
-                group.sessions[name] = Session(known[name], fresh=False)
+                group.sessions[name] = Session(heads.known[name], heads.records(name), fresh=False)
         return answer
 
-    async def decide(self, group: Group, members: Sequence[Member], known: dict[str, HeadRow]) -> None:
+    async def decide(self, group: Group, members: Sequence[Member], heads: Heads) -> None:
         """Read and decide until every member has an answer, or must wait."""
         more = list(members)
         while more:
-            answer = await self.read(group, more, known)
+            answer = await self.read(group, more, heads)
             more = group.decide(self.admitted(group, more, answer), answer, self.shared.clock.now())
 
     def admitted(self, group: Group, members: list[Member], answer: Answer) -> list[Member]:
@@ -174,9 +151,7 @@ class Queue:
 
     def settled(self, name: str, session: Session) -> None:
         """The outcome of this Session is known: tell everyone."""
-        if session.writes:
-            self.shared.heads.learn(name, session.state)
-        elif session.fresh and session.base.p is not None:
-            self.shared.heads.learn(name, session.base)
+        if session.writes or (session.fresh and session.base.p is not None):
+            self.shared.heads.learn(name, session)
         for member in session.members:
             self.shared.tell(member)

@@ -58,13 +58,14 @@ class Tables:
         self.holders = f"""select h.name from {t["rec"]} r join {t["head"]} h on h.p=r.p
             where r.key=$1 and r.{_FOUND.replace(" and key", " and r.key")} order by h.name limit $2"""
         self.ready = f"""with now as materialized (select greatest({clock}, $3) as ms)
-            (select h.name, y.item, y.value, y.due_ms, now.ms from now, {t["ready"]} y join {t["head"]} h on h.p=y.p
+            (select h.name, y.item, y.value, y.due_ms, h.rev, now.ms
+            from now, {t["ready"]} y join {t["head"]} h on h.p=y.p
             where y.kind=$1 and y.klass=$2 and y.due_ms<=now.ms and y.due_ms>=$4 and (y.due_ms, y.p, y.item)>
                 ($4, coalesce((select p from {t["head"]} where name=$5), -1), $6)
             order by y.due_ms, y.p, y.item limit $7)
             union all
             (select null, null, null, (select due_ms from {t["ready"]}
-                where kind=$1 and klass=$2 and due_ms>now.ms order by due_ms limit 1), now.ms from now)"""
+                where kind=$1 and klass=$2 and due_ms>now.ms order by due_ms limit 1), null, now.ms from now)"""
         self.ready_classes = f"""with recursive c(klass, n) as (
             (select klass, 1 from {t["ready"]} where kind=$1 and klass>=$2 and klass<$3 order by klass limit 1)
             union all

@@ -192,12 +192,15 @@ class PostgresRecordStore:
             *(scan.kind.encode(), scan.klass.encode(), self._clock.now()),
             *(due_ms, partition.encode(), item.encode(), scan.limit),
         )
-        items = [
-            ReadyItem(name.decode(), item.decode(), value.decode(), due, scan.klass)
-            for name, item, value, due, _ in rows
-            if name is not None
-        ]
-        [(next_due_ms, now_ms)] = [(due, ms) for name, _, _, due, ms in rows if name is None]
+        items: list[ReadyItem] = []
+        next_due_ms, now_ms = None, 0
+        for name, item, value, due, rev, ms in rows:
+            if name is None:
+                next_due_ms, now_ms = due, ms
+                continue
+            items.append(ReadyItem(name.decode(), item.decode(), value.decode(), due, scan.klass))
+            # Whoever made it ready may be another host: what is tried on a head that is out of date is tried in vain.
+            self._lanes.seen(items[-1].partition, rev)
         self._clock.witness(now_ms)
         return ReadyPage(items, now_ms, next_due_ms)
 
