@@ -52,10 +52,11 @@ class Watch:
                 self._sleep(WATCH_SPACING)
 
     async def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._look is not None:
             await stop(self._look)
+        # Last, as a look sets it when it is done.
+        if self._timer is not None:
+            self._timer.cancel()
 
     # ---- from timer to timer ----
 
