@@ -65,22 +65,25 @@ class Watch:
             self._timer.cancel()
         self._timer = self._host.environment.after(seconds, self._woken)
 
+    @property
+    def _due(self) -> float:
+        """When a look is due. A commit that is begun meanwhile puts it off."""
+        return max(self._run.committing_at, self._looked_at) + self._host.poll_interval
+
     def _rest(self) -> None:
-        """Until a look is due. A commit that is begun meanwhile puts it off."""
-        due = max(self._run.committing_at, self._looked_at) + self._host.poll_interval
-        self._sleep(max(0.0, due - self._host.environment.monotonic()))
+        self._sleep(max(0.0, self._due - self._host.environment.monotonic()))
 
     def _woken(self) -> None:
-        run, heard_at = self._run, self._heard_at
+        run, heard_at, now = self._run, self._heard_at, self._host.environment.monotonic()
         if run.over:
             return
-        recent = self._host.environment.monotonic() - self._host.poll_interval
-        if heard_at is not None and heard_at > recent and run.committing and run.committing_at <= heard_at:
+        told = heard_at is not None and run.committing_at > heard_at
+        if heard_at is not None and not told and run.committing and now - heard_at < self._host.poll_interval:
             # What it will answer, or the commit after it, may tell.
             self._sleep(WATCH_SPACING)
             return
         self._heard_at = None
-        if run.committing_at > (recent if heard_at is None else heard_at):
+        if told or (heard_at is None and now < self._due):
             self._rest()
         else:
             self._look = asyncio.create_task(self._ask(), name=f"watch {self._turn_id}")
