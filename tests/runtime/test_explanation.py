@@ -200,8 +200,10 @@ async def test_the_only_host_that_has_it_is_draining(hosts: Hosts) -> None:
     session = await host.create_session(KEY, "agent")
     await session.submit("r1", "go")
     await gates.reached("g")
-    turn = await (await session.create_thread("other", "agent")).submit("r2", "go")
+    other = await session.create_thread("other", "agent")
     draining = asyncio.create_task(host.drain(None))
+    await until(lambda: host._host.draining)
+    turn = await other.submit("r2", "go")
 
     _, [row] = await explained(turn, R.HOSTS_DRAINING)
 
@@ -429,7 +431,7 @@ async def test_a_result_arrived_and_it_is_still_paused(hosts: Hosts) -> None:
 
 async def test_a_pause_that_waits_for_its_boundary(hosts: Hosts) -> None:
     gates = Gates()
-    turn = await submitted(hosts, ScriptedHarness([Stall(gate="g"), say("one"), final()], gates=gates))
+    turn = await submitted(hosts, ScriptedHarness([Stall(gate="g", obedient=False), say("one"), final()], gates=gates))
     await gates.reached("g")
     await turn.pause("p1")
 

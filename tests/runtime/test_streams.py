@@ -128,11 +128,14 @@ async def test_closing_a_stream_changes_nothing_else(hosts: Hosts) -> None:
     events = session.stream_events(deltas=MESSAGE)
     turn = await session.submit("r1", "a")
     await anext(events)
-    waiting = asyncio.create_task(until_ended(events))
+    waiting = asyncio.create_task(anext(events))
     await gates.reached("g")
+    assert await waiting
+    waiting = asyncio.create_task(until_ended(events))
+    await asyncio.sleep(0)
     await events.aclose()
     await events.aclose()
-    assert len(await waiting) > 0
+    await waiting
     with pytest.raises(StopAsyncIteration):
         await anext(events)
     gates.open("g")

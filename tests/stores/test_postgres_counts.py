@@ -13,9 +13,10 @@ import pytest
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import CorruptRecord, InvalidRequest
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.spi.record_store import LogRange, Reads
+from agentscope_durable.spi.record_store import Change, LogRange, Reads, ReadyRow, ReadyScan, View
 from agentscope_durable.stores._postgres_connections import Line
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
+from agentscope_durable.testing.record_store._stage import NOTHING, always, change
 from tests.backend.world import World
 from tests.servers.server import PostgresServer
 from tests.servers.stores import schema_of
@@ -94,6 +95,70 @@ async def test_a_step_is_one_statement_one_log_row_one_head_and_at_most_one_reco
     assert counts["durable_head"][2] >= STEPS * 0.9, "the head is rewritten on its page"
     assert sum(counts["durable_rec"][:2]) <= STEPS
     assert counts["durable_ready"][:2] == counts["durable_owner"][:2] == (0, 0)
+
+
+@pytest.mark.spec("BE-15")
+async def test_a_claim_and_an_end_are_one_statement_each_where_this_process_wrote_last(
+    postgres: PostgresServer, tmp_path: Path, sent: list[str]
+) -> None:
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True)
+    world = await world_in(store)
+    await world.finish()
+    await world.submit()
+    sent.clear()
+    await world.claim()
+    claim = len(sent)
+    await world.say("one")
+    sent.clear()
+    await world.finish()
+    end = len(sent)
+    await store.close()
+
+    assert (claim, end) == (1, 1)
+
+
+async def test_who_looks_again_finds_what_is_remembered_and_what_is_not(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Of two that wait together one must read its Session, and the other comes to a second record on its way."""
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema_of(tmp_path), initialize_schema=True)
+    await store.transact("p", NOTHING, always(change(puts=(("old", b"0"),))))
+    await store.transact("p", NOTHING, always(change(puts=tuple((f"k{n}", b"%d" % n) for n in range(8)))))
+
+    def decide(*keys: str) -> Any:
+        def found(view: View, now_ms: int) -> Change:
+            return change(receipt=[view.get(key) for key in keys])
+
+        return found
+
+    # The oldest of what was written is not remembered any more.
+    jobs = [
+        store.transact("p", Reads(keys=first[:1]), decide(*first))
+        for first in (("old", "k7"), ("k0", "k1"), ("k2", "old"), ("none", "k3"))
+    ]
+    receipts = [committed.receipt for committed in await asyncio.gather(*jobs)]
+    await store.close()
+
+    assert receipts == [[b"0", b"7"], [b"0", b"1"], [b"2", b"0"], [None, b"3"]]
+
+
+async def test_a_scan_of_ready_work_tells_that_another_host_wrote_a_session(
+    postgres: PostgresServer, tmp_path: Path, sent: list[str]
+) -> None:
+    schema = schema_of(tmp_path)
+    store = await PostgresRecordStore.open(postgres.dsn(), schema=schema, initialize_schema=True)
+    other = await PostgresRecordStore.open(postgres.dsn(), schema=schema)
+    await store.transact("p", NOTHING, always(change()))
+    row = ReadyRow(kind="turn", klass="k", due_ms=0, item="i", value="v")
+    await other.transact("p", NOTHING, always(change(ready=(row,))))
+    assert len((await store.ready(ReadyScan("turn", "k", None, 10))).items) == 1
+    sent.clear()
+    await store.transact("p", NOTHING, always(change()))
+    statements = list(sent)
+    await store.close()
+    await other.close()
+
+    assert len(statements) == 2, "a reading and a commit: no race was lost"
 
 
 @pytest.mark.spec("BE-15")

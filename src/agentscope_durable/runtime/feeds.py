@@ -32,7 +32,7 @@ from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.replay import PAGE
 from agentscope_durable.runtime.tasks import Bell, Tasks, stop
 from agentscope_durable.spi.backend import Wakeups
-from agentscope_durable.spi.environment import Environment
+from agentscope_durable.spi.environment import Environment, Timer
 
 log = logging.getLogger("agentscope_durable.runtime")
 
@@ -72,11 +72,17 @@ class Feed:
     """The end of one Session's timeline, as it grows."""
 
     def __init__(
-        self, ask: Callable[[Any], Awaitable[Any]], wakeups: Wakeups, environment: Environment, session: SessionKey
+        self,
+        ask: Callable[[Any], Awaitable[Any]],
+        wakeups: Wakeups,
+        environment: Environment,
+        tasks: Tasks,
+        session: SessionKey,
     ) -> None:
         self._ask = ask
         self._wakeups = wakeups
         self._environment = environment
+        self._tasks = tasks
         self.session = session
         self.users = 0
         self._task: asyncio.Task[None] | None = None
@@ -199,7 +205,7 @@ class Feed:
     def _work(self) -> None:
         self._bell.ring()
         if self._task is None and not self._ended:
-            self._task = asyncio.create_task(self._run(), name="feed")
+            self._task = self._tasks.start(self._run(), name="feed")
 
     async def _run(self) -> None:
         """Read whenever it is rung, until cancelled."""
@@ -333,6 +339,7 @@ class Feeds:
         self._poll_interval = poll_interval
         self._feeds: dict[SessionKey, Feed] = {}
         self._tasks = Tasks()
+        self._timer: Timer | None = None
         self._poller: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -340,10 +347,10 @@ class Feeds:
         """The Session's feed, which works while somebody is in here."""
         feed = self._feeds.get(session)
         if feed is None:
-            feed = self._feeds[session] = Feed(self._ask, self._wakeups, self._environment, session)
+            feed = self._feeds[session] = Feed(self._ask, self._wakeups, self._environment, self._tasks, session)
             await feed.open()
-        if self._poller is None:
-            self._poller = self._tasks.start(self._poll(), name="poll")
+        if self._timer is None and self._poller is None:
+            self._rest()
         feed.users += 1
         try:
             yield feed
@@ -356,20 +363,31 @@ class Feeds:
         if self._feeds.get(feed.session) is feed:
             del self._feeds[feed.session]
         await feed.close()
+        if self._feeds:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        poller, self._timer, self._poller = self._poller, None, None
+        if poller is not None:
+            await stop(poller)
+
+    def _rest(self) -> None:
+        self._timer = self._environment.after(self._poll_interval, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self._poller = self._tasks.start(self._poll(), name="poll")
 
     async def _poll(self) -> None:
-        """Hints may be lost, and other machines send none: ask which Sessions have moved. Ends when nobody watches."""
-        while True:
-            await self._environment.sleep(self._poll_interval)
-            feeds = list(self._feeds.values())
-            if not feeds:
-                self._poller = None
-                return
-            for start in range(0, len(feeds), PAGE_MAX):
-                part = feeds[start : start + PAGE_MAX]
-                for feed, watermark in zip(part, await self._watermarks(part), strict=True):
-                    if feed.moved(watermark):
-                        feed.ring()
+        """Hints may be lost, and other machines send none: ask which Sessions have moved."""
+        feeds = list(self._feeds.values())
+        for start in range(0, len(feeds), PAGE_MAX):
+            part = feeds[start : start + PAGE_MAX]
+            for feed, watermark in zip(part, await self._watermarks(part), strict=True):
+                if feed.moved(watermark):
+                    feed.ring()
+        self._poller = None
+        self._rest()
 
     async def _watermarks(self, feeds: list[Feed]) -> tuple[int, ...]:
         try:
@@ -384,6 +402,8 @@ class Feeds:
         """End all of them: those who watch are told, and find the runtime closed."""
         for feed in self._feeds.values():
             feed.end()
+        if self._timer is not None:
+            self._timer.cancel()
         self._tasks.cancel()
 
     async def wait(self, timeout: float) -> bool:

@@ -121,18 +121,12 @@ class Heads:
 
     def __init__(self) -> None:
         self.known: dict[str, HeadRow] = {}
-        self._records: dict[str, dict[str, bytes | None]] = {}
+        self._records: dict[str, Mapping[str, bytes | None]] = {}
 
-    def records(self, partition: str) -> Mapping[str, bytes | None]:
-        return self._records.get(partition, _NONE)
-
-    def answer(self, member: Member) -> bool:
-        """Whether nothing must be read for it."""
-        reads, partition = member.reads, member.partition
-        if partition not in self.known or reads.fresh or reads.ranges or reads.owners or reads.log is not None:
-            return False
-        records = self.records(partition)
-        return all(key in records for key in reads.keys)
+    def session(self, partition: str) -> Session | None:
+        """The Session as it is known, if it is."""
+        head = self.known.get(partition)
+        return None if head is None else Session(head, self._records.get(partition, _NONE), fresh=False)
 
     def learn(self, partition: str, session: Session) -> None:
         """How a Session stands after this."""
@@ -144,15 +138,16 @@ class Heads:
             known.clear()
             self._records.clear()
         known[partition] = head
-        kept = self._records.setdefault(partition, {})
-        if before is None or before.rev != session.base.rev or session.erase is not None:
-            kept.clear()
+        same = before is not None and before.rev == session.base.rev and session.erase is None
+        # Not changed in place: who decides at this moment goes on with what was known when he began.
+        kept = dict(self._records.get(partition, _NONE)) if same else {}
         for key, value in session.records.items():
             kept.pop(key, None)
             if value is None or len(value) <= RECORD_BYTES_MAX:
                 kept[key] = value
         while len(kept) > RECORDS_MAX:
             del kept[next(iter(kept))]
+        self._records[partition] = kept
 
     def forget(self, partition: str) -> None:
         self.known.pop(partition, None)
@@ -206,6 +201,12 @@ class Session:
     @property
     def writes(self) -> bool:
         return self.state is not self.base
+
+    def knows(self, reads: Reads) -> bool:
+        """Whether nothing must be read for this."""
+        if reads.fresh or reads.ranges or reads.owners or reads.log is not None:
+            return False
+        return all(key in self.remembered for key in reads.keys)
 
 
 class _Later(Exception):
@@ -453,10 +454,17 @@ class Group:
         return tuple(parts), arguments
 
 
-def asked(members: Iterable[Member], heads: Heads) -> Question:
-    """What must be read before these can be decided: nothing of a Session whose head and wanted records are known."""
+def asked(members: Iterable[Member], sessions: Mapping[str, Session]) -> Question:
+    """What must be read before these can be decided: nothing of a Session that knows what is wanted.
+
+    Who decides on a reading finds all that he wants in it, or in his Session: so where one must look, all of them do.
+    """
     question = Question()
-    unknown = {member.partition for member in members if member.doubts or not heads.answer(member)}
+    unknown: set[str] = set()
+    for member in members:
+        session = sessions.get(member.partition)
+        if member.doubts or session is None or not session.knows(member.reads):
+            unknown.add(member.partition)
     for member in members:
         if member.partition in unknown:
             question.add(member.partition, member.reads)

@@ -95,27 +95,27 @@ class Queue:
     async def read(self, group: Group, members: Sequence[Member], heads: Heads) -> Answer:
         """What these want to see. Their Sessions are then in the group."""
         shared = self.shared
-        question = asked(members, heads)
+        for member in members:
+            if member.partition not in group.sessions:
+                known = heads.session(member.partition)
+                if known is not None:
+                    group.sessions[member.partition] = known
+        question = asked(members, group.sessions)
         answer = Answer()
         if question.partitions:
             parts, arguments = question.statement()
             rows = await self.line.fetch(shared.tables.reading(parts), arguments, timeout=shared.patience)
             answer = question.answered(rows)
             shared.clock.hear(answer.server_ms)
-        for member in members:
-            name = member.partition
-            session = group.sessions.get(name)
-            if name in question.partitions:
-                head = answer.head(name)
-                if session is None:
-                    group.sessions[name] = Session(head, {}, fresh=True)
-                    shared.clock.witness(head.at_ms)
-                elif head.rev == session.base.rev:
-                    session.fresh = True
-                else:
-                    session.stale = True
-            elif session is None:
-                group.sessions[name] = Session(heads.known[name], heads.records(name), fresh=False)
+        for name in question.partitions:
+            head, session = answer.head(name), group.sessions.get(name)
+            if session is not None and head.rev == session.base.rev:
+                session.fresh = True
+            elif session is None or not (session.members or session.writes):
+                group.sessions[name] = Session(head, {}, fresh=True)
+                shared.clock.witness(head.at_ms)
+            else:
+                session.stale = True
         return answer
 
     async def decide(self, group: Group, members: Sequence[Member], heads: Heads) -> None:
