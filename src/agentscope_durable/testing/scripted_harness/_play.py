@@ -139,7 +139,7 @@ class Play(WithTools):
 
     async def _ask(self, step: StepFact, asked: ModelFact) -> None:
         """The commit before a request: accepted inputs enter the state, in their order (CT-23)."""
-        program, count = self._program, len(self._state.messages)
+        program, mark = self._program, self._state.mark()
         inputs = list(program.inputs)
         while True:
             applied = await self._take_inputs()
@@ -155,7 +155,7 @@ class Play(WithTools):
                 # One of them was withdrawn first (CT-04): none was applied, look again.
                 if not applied:
                     raise
-                self._state.forget_from(count)
+                self._state.back_to(mark)
                 program.inputs = list(inputs)
             else:
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -66,6 +66,14 @@ class Message(msgspec.Struct, frozen=True):
     text: str
 
 
+class Mark(NamedTuple):
+    """What of a state is said, and what is stored."""
+
+    messages: int
+    stored: int
+    has_base: bool
+
+
 def owner_of(thread: ThreadKey) -> str:
     """What the state of a scripted agent calls its Thread."""
     return f"{thread.session.namespace}/{thread.session.session_id}/{thread.thread_id}"
@@ -112,10 +120,14 @@ class State:
     def say(self, role: str, text: str) -> None:
         self.messages.append(Message(role, text))
 
-    def forget_from(self, count: int) -> None:
-        """Take back messages that no commit holds."""
-        del self.messages[count:]
-        self._stored = min(self._stored, count)
+    def mark(self) -> Mark:
+        """Where it stands before a commit that may be refused."""
+        return Mark(len(self.messages), self._stored, self._has_base)
+
+    def back_to(self, mark: Mark) -> None:
+        """The commit was refused: take back what was said for it, and count nothing of it as stored."""
+        del self.messages[mark.messages :]
+        self._stored, self._has_base = mark.stored, mark.has_base
 
     def baseline(self, owner: str) -> tuple[CheckpointRow, ...]:
         """All of it, as the state of a Thread that no Turn has begun on."""
