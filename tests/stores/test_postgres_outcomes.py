@@ -36,6 +36,7 @@ from agentscope_durable.spi.record_store import (
     ReadyRow,
     View,
 )
+from agentscope_durable.stores._postgres_connections import DsnSource, Line
 from agentscope_durable.stores._postgres_errors import translate
 from agentscope_durable.stores.records import _postgres_contended
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
@@ -385,10 +386,6 @@ async def test_a_server_without_room_for_a_connection_is_asked_again_later(
         (asyncpg.SerializationError("x"), StoreBusy),
         (asyncpg.QueryCanceledError("x"), StoreBusy),
         (asyncpg.LockNotAvailableError("x"), StoreBusy),
-        (asyncpg.InsufficientPrivilegeError("x"), Forbidden),
-        (asyncpg.InvalidPasswordError("x"), Forbidden),
-        (asyncpg.InvalidCatalogNameError("x"), NotFound),
-        (asyncpg.UndefinedTableError("x"), NotFound),
         (asyncpg.ProgramLimitExceededError("x"), Misuse),
         (asyncpg.ConnectionDoesNotExistError("x"), Unavailable),
         (asyncpg.InterfaceError("x"), Unavailable),
@@ -403,6 +400,41 @@ def test_each_fault_of_the_server_has_its_error(error: BaseException, expected: 
 
     assert type(ours) is expected
     assert ours.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (asyncpg.InsufficientPrivilegeError("x"), Forbidden),
+        (asyncpg.InvalidPasswordError("x"), Forbidden),
+        (asyncpg.InvalidAuthorizationSpecificationError("x"), Forbidden),
+        (asyncpg.InvalidCatalogNameError("x"), NotFound),
+        (asyncpg.InvalidSchemaNameError("x"), NotFound),
+        (asyncpg.UndefinedTableError("x"), NotFound),
+        (asyncpg.UndefinedColumnError("x"), NotFound),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value.__name__,
+)
+def test_what_refuses_the_opening_may_pass_when_the_store_is_open(error: Any, expected: type[BaseException]) -> None:
+    opening = translate(error, "postgresql://db/app", opening=True)
+    open_ = translate(error, "postgresql://db/app")
+
+    assert (type(opening), type(open_)) == (expected, Unavailable)
+    assert opening.__cause__ is open_.__cause__ is error
+    # Whoever waits reads why, and what is to be done about it.
+    assert "running Turns go on by themselves" in str(open_) and str(error.sqlstate) in str(open_)
+
+
+async def test_an_address_that_has_worked_is_no_wrong_address() -> None:
+    async def connect(**_: Any) -> Any:
+        raise asyncpg.ClientConfigurationError("a file of certificates that the address names is not there")
+
+    line = Line(DsnSource("postgresql://db/app", connect=connect))
+
+    with pytest.raises(InvalidRequest, match="dsn"):
+        await line.connected(opening=True)
+    with pytest.raises(Unavailable, match="certificates"):
+        await line.connected()
 
 
 @pytest.mark.case("C63")

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from agentscope_durable.contracts.errors import InvalidRequest, Misuse
+from agentscope_durable.contracts.errors import InvalidRequest, Misuse, Unavailable
 from agentscope_durable.stores._postgres_driver import asyncpg
 from agentscope_durable.stores._postgres_errors import FAULTS, lost, translate
 
@@ -191,15 +191,19 @@ class Line:
         finally:
             self._waiting -= 1
 
-    async def connected(self) -> Any:
-        """The connection, made now if there is none. Nothing was sent when this fails."""
+    async def connected(self, *, opening: bool = False) -> Any:
+        """The connection, made now if there is none. Nothing was sent when this fails.
+
+        Args:
+            opening: the store is being opened, so that what is refused is the caller's to correct.
+        """
         connection = self._connection
         if connection is None or connection.is_closed():
             await self.drop()
             try:
                 connection = self._connection = await self._source.connect()
             except Exception as error:
-                raise _unconnected(error, self._source.location) from error
+                raise _unconnected(error, self._source.location, opening=opening) from error
         return connection
 
     async def fetch(self, statement: str, arguments: Sequence[Any], *, timeout: float) -> list[Any]:
@@ -236,14 +240,18 @@ class Line:
                 await self._source.give_back(connection)
 
 
-def _unconnected(error: Exception, location: str) -> BaseException:
+def _unconnected(error: Exception, location: str, *, opening: bool) -> BaseException:
     if "different loop" in str(error):
         return Misuse(ANOTHER_LOOP)
     if isinstance(error, asyncpg.InterfaceError) and "not initialized" in str(error):
         return Misuse("the pool has not been opened: `await asyncpg.create_pool(...)`, or enter it")
     if isinstance(error, ValueError):
+        if not opening:
+            # The address was one. A file it names, of certificates or of passwords, is being replaced.
+            unavailable = Unavailable(f"the store {location!r} cannot be connected to: {type(error).__name__}")
+            return unavailable.advising("Look at the files that its address names, of certificates and passwords")
         return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path="dsn")
-    return translate(error, location)
+    return translate(error, location, opening=opening)
 
 
 def _location_of_dsn(dsn: str) -> str:

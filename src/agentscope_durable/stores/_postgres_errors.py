@@ -1,7 +1,9 @@
 """PostgreSQL's faults in our own words.
 
-Rule: what the server refused with an error is rolled back, and nothing of it was written. What ends the connection says
-nothing about a statement that was under way: it may be committed, and only the log can tell.
+Rule 1: what the server refused with an error is rolled back, and nothing of it was written. What ends the connection
+says nothing about a statement that was under way: it may be committed, and only the log can tell.
+Rule 2: a role, a right or a table that is refused while the store is being opened is the caller's to correct. When the
+store is open it has worked a moment ago, and an operator is at it: what needs it waits, and nothing ends over it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,13 @@ _MISSING: Final = frozenset({"3D000", "3F000", "42P01", "42703"})
 _DATA: Final = ("22", "23", "54", "42")
 _ENDED: Final = ("08", "57P", "58")
 _RACED: Final = frozenset({"40001", "40P01"})
+_EVERYBODYS: Final = _FORBIDDEN | _MISSING
+"""What the server refuses to whoever asks, whatever for."""
+_FORBIDDEN_ADVICE: Final = "Grant the role what docs/postgresql.md lists, or correct the user and the password"
+_MISSING_ADVICE: Final = (
+    "Make its tables once with `PostgresBackend.initialize_schema`, or correct the database or schema"
+)
+_GOES_ON: Final = "then ask again, with the same request id; running Turns go on by themselves"
 
 
 def _state(error: BaseException) -> str:
@@ -60,11 +69,18 @@ def raced(error: BaseException) -> bool:
 
 def one_of_them(error: BaseException) -> bool:
     """Whether a value of some change is at fault, and not what all of them need."""
-    return _state(error).startswith(_DATA) or isinstance(error, asyncpg.DataError | UnicodeError)
+    state = _state(error)
+    if state in _EVERYBODYS:
+        return False
+    return state.startswith(_DATA) or isinstance(error, asyncpg.DataError | UnicodeError)
 
 
-def translate(error: BaseException, location: str) -> BaseException:
-    """A fault as an error of this library. Nothing was written when it is raised."""
+def translate(error: BaseException, location: str, *, opening: bool = False) -> BaseException:
+    """A fault as an error of this library. Nothing was written when it is raised.
+
+    Args:
+        opening: the store is being opened (rule 2).
+    """
     if isinstance(error, DurableError | asyncio.CancelledError):
         return error
     state = _state(error)
@@ -74,14 +90,18 @@ def translate(error: BaseException, location: str) -> BaseException:
         ours = StoreBusy(location)
     elif state in _FULL:
         ours = StoreFull(location)
+    elif state in _FORBIDDEN and opening:
+        ours = Forbidden("the store's role or password", identity=location).advising(_FORBIDDEN_ADVICE)
     elif state in _FORBIDDEN:
-        ours = Forbidden("the store's role or password", identity=location).advising(
-            "Grant the role what docs/postgresql.md lists, or correct the user and the password"
-        )
+        ours = Unavailable(
+            f"the store {location!r} refuses the role, its password or a right that it had ({state})"
+        ).advising(f"{_FORBIDDEN_ADVICE}; {_GOES_ON}")
+    elif state in _MISSING and opening:
+        ours = NotFound("store", location).advising(_MISSING_ADVICE)
     elif state in _MISSING:
-        ours = NotFound("store", location).advising(
-            "Make its tables once with `PostgresBackend.initialize_schema`, or correct the database or schema"
-        )
+        ours = Unavailable(
+            f"the database, schema or tables of the store {location!r} are not there any more ({state})"
+        ).advising(f"Bring back what was there, or correct the database or schema; {_GOES_ON}")
     elif isinstance(error, asyncpg.PostgresError) and not lost(error) and state.startswith(_DATA):
         ours = Misuse(f"a change cannot be stored: {type(error).__name__} ({state})")
     elif isinstance(error, FAULTS):

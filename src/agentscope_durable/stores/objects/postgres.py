@@ -72,7 +72,7 @@ class PostgresObjectStore:
         source = source_of(where)
         line = Line(source)
         try:
-            connection = await line.connected()
+            connection = await line.connected(opening=True)
             found = await connection.fetchval("select coalesce($1::text, current_schema())", schema)
             name = f"{quoted(found or '')}.durable_body"
             if not found or not await connection.fetchval("select to_regclass($1) is not null", name):
@@ -81,7 +81,7 @@ class PostgresObjectStore:
                 )
         except Exception as error:
             await line.close()
-            raise translate(error, source.location) from error
+            raise translate(error, source.location, opening=True) from error
         return cls(line, found, timeout=timeout)
 
     async def put(self, partition: str, name: str, content: bytes) -> None:

@@ -363,13 +363,13 @@ class PostgresReadOnlyStore(PostgresRecordStore):
 async def _looked_at(source: Source, schema: str | None, *, make: bool, writes: bool) -> Tables:
     line = Line(source)
     try:
-        connection = await line.connected()
+        connection = await line.connected(opening=True)
         tables = Tables(await schema_of(connection, schema, source.location, writes=writes))
         if make:
             await create(connection, tables, source.location)
         await check(connection, tables, source.location, writes=writes)
         return tables
     except Exception as error:
-        raise translate(error, source.location) from error
+        raise translate(error, source.location, opening=True) from error
     finally:
         await line.close()
