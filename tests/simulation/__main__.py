@@ -3,6 +3,7 @@
 --seed 7              one story, with its schedule
 --seeds 200           stories 0..199
 --mutant fence        with a known bug planted: it must be found
+--kept                every story that failed once: it fails with its bug planted, and not without
 --report build/simulation-report   write what was done
 --counts counts.json  write what was reached, for a run in pieces (`--add counts.json ...` adds them up)
 """
@@ -24,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import FORMER, MUTANTS
 from tests.simulation.schedule import LARGE, REAL, SCRIPTED, Schedule, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import MUST, RARE, unreached
@@ -33,6 +35,10 @@ from tests.simulation.story import Outcome, play
 
 KEPT = Path(__file__).with_name("kept.jsonl")
 """Stories that failed once, one a line."""
+TELLINGS = 100
+"""Orders in which a kept story is told until it fails."""
+GOOD_TELLINGS = 5
+"""And so many in which it must not fail."""
 
 
 def store_of(seed: int) -> str:
@@ -44,6 +50,27 @@ def kept() -> list[tuple[str, Schedule]]:
     """The bug that each showed, by its name in `mutants.FORMER`, and the story."""
     lines = [json.loads(line) for line in KEPT.read_text().splitlines() if line]
     return [(line["bug"], Schedule.decode(json.dumps(line["schedule"]))) for line in lines]
+
+
+def retold(given: Any) -> int:
+    """In what order everything runs changes with the product, so a kept story is told in several."""
+    wrong = 0
+    for bug, plan in kept():
+        if plan.agent != given.agent:
+            continue
+        tellings = [replace(plan, seed=seed) for seed in (plan.seed, *range(TELLINGS))]
+        with FORMER[bug]():
+            found = next((telling for telling in tellings if play(telling).failed), None)
+        if found is None:
+            wrong += 1
+            print(f"{bug}: NOT found in {len(tellings)} tellings of its story")
+            continue
+        failed = [outcome for one in (found, *tellings[:GOOD_TELLINGS]) if (outcome := play(one)).failed]
+        wrong += bool(failed)
+        print(f"{bug}: found in telling {tellings.index(found) + 1}, and without it {len(failed)} fail")
+        for outcome in failed[:1]:
+            say(outcome, shorter=False)
+    return int(wrong > 0)
 
 
 def say(outcome: Outcome, *, mutant: str = "", shorter: bool = True) -> None:
@@ -86,6 +113,7 @@ def main() -> int:
     parser.add_argument("--store", choices=("memory", "sqlite"))
     parser.add_argument("--agent", choices=(SCRIPTED, REAL), default=SCRIPTED, help="who plays the scripts")
     parser.add_argument("--mutant", choices=sorted(MUTANTS))
+    parser.add_argument("--kept", action="store_true")
     parser.add_argument("--mutants", action="store_true", help="then find every planted bug, too")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--counts", type=Path)
@@ -106,6 +134,8 @@ def main() -> int:
         return told(reduce(Piece.plus, pieces), given)
     if given.seed is not None:
         return one(given)
+    if given.kept:
+        return retold(given)
     if given.mutant is not None:
         return int(not found(given.mutant, given))
     return many(given)
@@ -185,7 +215,9 @@ def many(given: Any) -> int:
     piece = Piece(digest())
     reached: Counter[str] = Counter()
     stories: Counter[str] = Counter()
-    for bug, plan in kept() if given.first == 0 and given.agent == SCRIPTED else ():
+    for bug, plan in kept() if given.first == 0 else ():
+        if plan.agent != given.agent:
+            continue
         piece.kept += 1
         outcome = play(plan)
         if outcome.failed:

@@ -26,7 +26,14 @@ from agentscope_durable.contracts.errors import (
 )
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.log import StoredEvent, decode_events
-from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ModelStatus, ReplayRule, RunStatus
+from agentscope_durable.contracts.status import (
+    ExecutionKind,
+    ExecutionState,
+    InteractionKind,
+    ModelStatus,
+    ReplayRule,
+    RunStatus,
+)
 from agentscope_durable.spi.record_store import LogRange, Reads
 
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED")
@@ -135,7 +142,7 @@ class Audit:
         self._executing: Counter[str] = Counter()
         self.effects_of: dict[str, str] = {}
         self.pending: dict[str, set[str]] = defaultdict(set)
-        self._asker: dict[str, str] = {}
+        self._approvals: set[str] = set()
         self.facts: Counter[str] = Counter()
         self.cancels: set[str] = set()
         self.pauses: Counter[str] = Counter()
@@ -380,6 +387,8 @@ class Audit:
                 self._lost(place, hold, command)
                 if self.pending[got.turn_id]:
                     self.sometimes["a thread was taken over while a question was open"] += 1
+                if self.pending[got.turn_id] & self._approvals:
+                    self.sometimes["a thread was taken over during an approval"] += 1
         self._fences[place] = got.fence
         self._holds[place] = Hold(got.fence, command.owner, got.turn_id, got.run_id)
 
@@ -475,7 +484,8 @@ class Audit:
                 self._status(key, event)
             case "interaction.requested":
                 self.pending[event.turn].add(event.data["interactionId"])
-                self._asker[event.data["interactionId"]] = actor
+                if event.data["kind"] == InteractionKind.APPROVAL.value:
+                    self._approvals.add(event.data["interactionId"])
             case "interaction.resolved":
                 one = event.data["interactionId"]
                 self.pending[event.turn].discard(one)

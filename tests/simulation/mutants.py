@@ -12,8 +12,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from agentscope_durable.backend.queries.examination.report import ASK, Report
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.errors import RevisionConflict
+from agentscope_durable.contracts.status import Severity
 from agentscope_durable.domain.rules import RULES
 from agentscope_durable.domain.step import tools
 from agentscope_durable.runtime import dispatch, scheduler
@@ -21,6 +23,7 @@ from agentscope_durable.runtime.host import Delivery
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.stores.records.memory import MemoryRecordStore
+from agentscope_durable.testing.scripted_harness._state import State
 from agentscope_durable.testing.scripted_harness._tools import WithTools
 
 
@@ -136,5 +139,53 @@ MUTANTS: dict[str, Callable[[], Any]] = {
 }
 """Each is found within some tens of seeds."""
 
-FORMER: dict[str, Callable[[], Any]] = {"stolen_lease": stolen_lease}
+
+@contextmanager
+def forgotten_result() -> Iterator[None]:
+    """An outcome that was read is read again without its body, and taken for an empty one."""
+    # Not before it is wanted: AgentScope takes seconds to import.
+    from agentscope_durable.adapters.agentscope.calls import Calls
+
+    before = Calls.learn
+
+    def learn(self: Any, executions: Any, interactions: Any) -> None:
+        executions = list(executions)
+        for record, _ in executions:
+            if record.call_id in self.known:
+                self.known[record.call_id].result = None
+        before(self, executions, interactions)
+
+    with _instead(Calls, "learn", learn):
+        yield
+
+
+@contextmanager
+def lost_task() -> Iterator[None]:
+    """What a refused commit would have stored counts as stored."""
+
+    def back_to(self: Any, mark: Any) -> None:
+        del self.messages[mark.messages :]
+        self._stored = min(self._stored, mark.messages)
+
+    with _instead(State, "back_to", back_to):
+        yield
+
+
+@contextmanager
+def away_is_damage() -> Iterator[None]:
+    """Doctor calls a store that is away damage."""
+
+    def fault(self: Any, check: str, subject: str, error: Any, session: Any = None) -> None:
+        self.find(check, Severity.DAMAGE, subject, error.what, ASK, session=session)
+
+    with _instead(Report, "fault", fault):
+        yield
+
+
+FORMER: dict[str, Callable[[], Any]] = {
+    "stolen_lease": stolen_lease,
+    "away_is_damage": away_is_damage,
+    "forgotten_result": forgotten_result,
+    "lost_task": lost_task,
+}
 """Bugs that the simulator found, by the name of the kept story that shows them."""

@@ -221,14 +221,22 @@ POINTS = (
 
 
 THEMES = (
-    *("question", "outcome", "finalization", "zombie", "zombie", "late", "parked", "orphan", "copy", "point", "point"),
+    *("question", "point", "finalization", "late", "point", "withdraw", "parked", "closing"),
+    *("zombie", "point", "finalization", "late", "point", "outcome", "orphan", "copy", "zombie"),
 )
+"""Meetings that chance seldom brings about, by the number of the story within its round: each round has all of them."""
+ROUND = 2 * len(THEMES) + 1
+"""Stories of a round; an odd number, so that every theme comes to every store."""
 
 
 class _Draw:
     def __init__(self, seed: int, store: str) -> None:
         self.r = random.Random(f"schedule {seed}")
         self.seed = seed
+        self.round, number = divmod(seed, ROUND)
+        self.theme = THEMES[number] if number < len(THEMES) else ""
+        self.quiet = self.theme == "point" or (self.theme != "" and self.round % 2 == 0)
+        """Nothing happens but what the theme says, so that it comes about."""
         self.store = store
         self.requests = 0
         self.moments: list[float] = []
@@ -236,7 +244,8 @@ class _Draw:
         self.poll = self.r.choice((0.7, 2.0, 4.0))
         self.hosts = self.r.choices((1, 2, 3), (1, 4, 3))[0]
         self.takeovers_max = self.r.choice((5, 5, 2))
-        self.hints_lost = self.r.choice((0.0, 0.1, 0.5, 1.0))
+        self.hints_lost = 0.0 if self.quiet else self.r.choice((0.0, 0.1, 0.5, 1.0))
+        self.may_query, self.may_cancel = self.chance(0.6), self.chance(0.6)
 
     def chance(self, p: float) -> bool:
         return self.r.random() < p
@@ -313,7 +322,7 @@ class _Draw:
         if self.chance(0.3):
             threads.append(BESIDE)
             wishes.append(Resource(round(r.uniform(0, 8), 3), r.choice(CLIENTS), "session", self.request(), BESIDE))
-        turns = r.randint(1, 7)
+        turns = 0 if self.quiet else r.randint(1, 7)
         for number in range(turns):
             at, thread, name = round(r.uniform(0.0, STORY_SECONDS * 0.6), 3), r.choice(threads), f"T{number}"
             if self.chance(0.1):
@@ -328,8 +337,8 @@ class _Draw:
                 scripts[other] = (Round(text=f"{other} ends|{{inputs}}|{{results}}|{{context}}", last=True),)
                 wishes.append(Submit(self.near(at), r.choice(CLIENTS), thread, number, request, other))
             self.controls(wishes, number, at)
-        themed = self.theme(wishes, scripts, turns) if self.chance(0.5) else ()
-        for _ in range(r.choice((0, 1, 2, 3))):
+        themed = self.themed(wishes, scripts, turns) if self.theme else ()
+        for _ in range(0 if self.quiet else r.choice((0, 1, 2, 3))):
             what = r.choices(
                 (
                     *("restore", "fork", "prune", "forget", "sweep", "doctor"),
@@ -358,41 +367,58 @@ class _Draw:
             lease=self.lease,
             poll=self.poll,
             stay=r.choice((0.0, 0.5, 0.9)),
-            latency=r.choice((0.001, 0.02, 0.2)),
+            latency=r.choice((0.001, 0.02, 0.02 if self.quiet else 0.2)),
             hints_lost=self.hints_lost,
-            may_query=self.chance(0.6),
-            may_cancel=self.chance(0.6),
+            may_query=self.may_query,
+            may_cancel=self.may_cancel,
             takeovers_max=self.takeovers_max,
             wishes=tuple(wishes),
-            faults=(*themed, *self.faults()),
+            faults=(*themed, *(() if self.quiet else self.faults())),
             observers=self.observers(),
             scripts=scripts,
         )
 
-    def theme(self, wishes: list[Wish], scripts: dict[str, tuple[Action, ...]], turn: int) -> tuple[Fault, ...]:
-        """A meeting that is rarely met by chance, somewhere within everything else."""
+    def themed(self, wishes: list[Wish], scripts: dict[str, tuple[Action, ...]], turn: int) -> tuple[Fault, ...]:
+        """A meeting that is rarely met by chance: alone, or somewhere within everything else."""
         r = self.r
         name, at, client = f"T{turn}", round(r.uniform(2.0, STORY_SECONDS * 0.5), 3), r.choice(CLIENTS)
-        last = Round(text=f"{name} ends|{{inputs}}|{{results}}|{{context}}", gate="wait 0.1", last=True)
-        during = round(at + self.poll + r.uniform(1.0, 6.0), 3)
+        wait = round(self.poll + r.uniform(1.0, 6.0), 3)
+        during = round(at + wait, 3)
         request = self.request()
-        later: Wish = Ask(during, client, turn, self.request(), "inject")
+        later: list[Wish] = []
         faults: tuple[Fault, ...] = ()
         self.hosts = max(self.hosts, 2)
-        match r.choice(THEMES):
+        large = self.theme == "point" and self._point.startswith("object")
+        last = Round(text=f"{name}{LARGE * large} ends|{{inputs}}|{{results}}|{{context}}", gate="wait 0.1", last=True)
+        match self.theme:
             case "question":
-                # A host is lost while a person is asked and a tool runs.
-                script = (Round(calls=(self.work("approval", name, 0, 1.0), self.work("local", name, 1, 10.0))), last)
+                # A host is lost while a person is asked and a tool runs; then people answer at once.
+                rule = r.choice((ReplayRule.SAFE, ReplayRule.NEVER))
+                calls = self.work("approval", name, 0, 1.0), self.work("local", name, 1, wait + 10, rule)
+                script = (Round(calls=calls), last)
                 faults = (Kill(during, OWNER, 3.0),)
+                after = round(during + self.lease + 2 * self.poll + 5, 3)
+                later = [Ask(after, one, turn, self.request(), "respond") for one in CLIENTS * 2]
+            case "closing":
+                # A Turn is cancelled while it waits for a person.
+                script = (Round(calls=(self.work("approval", name, 0, 1.0),)), last)
+                later = [Ask(during, client, turn, self.request(), "cancel")]
             case "outcome":
-                script = (Round(calls=(self.work("external", name, 0, 10.0),)), last)
-                later = Ask(during, client, turn, self.request(), "cancel")
+                script = (Round(calls=(self.work("external", name, 0, wait + 4),)), last)
+                later = [Ask(during, client, turn, self.request(), "cancel")]
             case "finalization":
                 # The host does not hear of the pause before it has the answer.
                 self.poll, self.hints_lost = 4.0, 0.0
                 script = (replace(last, gate="wait 9"),)
-                later = Ask(round(at + 9 + r.uniform(-1.5, 0.3), 3), client, turn, self.request(), "pause")
+                later = [Ask(round(at + 9 + r.uniform(-0.8, 0.1), 3), client, turn, self.request(), "pause")]
                 faults = (Deaf(round(at + 3, 3), 15.0),)
+            case "withdraw":
+                # Said, and taken back at once; said, and taken back when it has been heard.
+                script = (*(Round(text=f"{name} says {one}", gate="wait 1") for one in range(int(wait) + 8)), last)
+                for soon in (r.choice((0.0, 0.05, 0.3)), 4.0):
+                    said = self.request()
+                    later.append(Ask(during, client, turn, said, r.choice(("steer", "inject"))))
+                    later.append(Ask(round(during + soon, 3), client, turn, self.request(), "withdraw", said))
             case "zombie":
                 # Its host stands still until another one has gone on, and then goes on as well, at the same place.
                 gate = f"wait {r.choice((1, 4, 9))}"
@@ -400,7 +426,8 @@ class _Draw:
                 faults = tuple(self.sleep(during + 3 * one) for one in range(2))
             case "late":
                 # The same, and what it wakes up with is the outcome of a tool that is given up meanwhile.
-                script = (Round(calls=(self.work("local", name, 0, 10.0, ReplayRule.NEVER),)), last)
+                ends = round(wait + self.lease * r.uniform(0.2, 0.8), 3)
+                script = (Round(calls=(self.work("local", name, 0, ends, ReplayRule.NEVER),)), last)
                 faults = (self.sleep(during),)
             case "parked":
                 # Hosts are lost with it again and again before it comes any further.
@@ -408,34 +435,50 @@ class _Draw:
                 script = (replace(last, gate="wait 30"),)
                 apart = self.lease + self.poll + 1
                 faults = tuple(Kill(round(during + one * apart, 3), OWNER, 1.0) for one in range(4))
-                later = Ask(round(during + 3 * apart, 3), client, turn, self.request(), r.choice(("release", "repair")))
+                what = ("release", "repair")[self.round // 2 % 2]
+                later = [Ask(round(during + 3 * apart, 3), client, turn, self.request(), what)]
             case "orphan":
                 # A large body that no commit refers to: its request was one for something else. A day later it may go.
                 script = (last,)
                 scripts[name + LARGE] = (replace(last, text=last.text.replace(name, name + LARGE)),)
-                wishes.append(Submit(during, client, "main", turn, request, name + LARGE))
-                wishes.append(Resource(round(during + 20, 3), client, "sweep", self.request(), pick=0.9))
+                later = [
+                    Submit(during, client, "main", turn, request, name + LARGE),
+                    Resource(round(during + 20, 3), client, "sweep", self.request(), pick=0.9),
+                ]
                 faults = (Jump(round(during + 15, 3), DAY_SECONDS),)
             case "copy":
                 # Settled, and then another Turn is settled: somebody goes back, or away from there.
                 script = (last,)
                 scripts[f"{name} again"] = (replace(last, text=last.text.replace(name, f"{name} again")),)
-                wishes.append(Submit(during, client, "main", turn + 1, self.request(), f"{name} again"))
+                later = [Submit(during, client, "main", turn + 1, self.request(), f"{name} again")]
                 for one, what in enumerate(("restore", "fork", "forget")):
                     pick = round(r.random(), 3)
                     when = round(during + 10 + 3 * one, 3)
-                    wishes.append(Resource(when, client, what, self.request(), "main", f"copy of {name}", pick))
+                    later.append(Resource(when, client, what, self.request(), "main", f"copy of {name}", pick))
             case _:
                 # Every place where a host does something outside is one where it may die.
-                calls = self.work("external", name, 0, 4.0), self.work("local", name, 1, 1.0)
+                point = self._point
+                seconds = wait + 2 * self.lease + 2 * self.poll if point.startswith("executor.query") else wait + 8
+                calls = self.work("external", name, 0, seconds), self.work("local", name, 1, 1.0)
                 script = (Round(calls=calls, gate="wait 0.5"), last)
-                point = r.choice(POINTS)
                 faults = tuple(Point(host, point, 1, 3.0) for host in HOSTS)
+                if point.startswith("executor.query"):
+                    # Whoever goes on asks what has become of it.
+                    self.may_query = True
+                    faults = (*(Kill(during, host, 3.0) for host in HOSTS), *faults)
                 if point.startswith("executor.cancel"):
-                    later = Ask(during, client, turn, self.request(), "cancel")
+                    self.may_cancel = True
+                    later = [Ask(during + 2, client, turn, self.request(), "cancel")]
+        name += LARGE * large
         scripts[name] = script
-        wishes += (Submit(at, client, "main", turn, request, name), later)
+        wishes += (Submit(at, client, "main", turn, request, name), *later)
         return faults
+
+    @property
+    def _point(self) -> str:
+        """Another one each time."""
+        before = THEMES[: self.seed % ROUND].count("point")
+        return POINTS[(self.round * THEMES.count("point") + before) % len(POINTS)]
 
     def sleep(self, at: float) -> Freeze:
         """The owner's, until somebody else has taken over."""
@@ -522,7 +565,7 @@ class _Draw:
                 how = r.choice(("fail", "lost", "lost", "ghost", "slow", "killed", "dead"))
                 if who in CLIENTS and how in ("killed", "dead"):
                     how = "lost"
-                method = r.choices(("transact", "read", "ready", "renew", "object"), (8, 1, 1, 1, 1))[0]
+                method = r.choices(("transact", "read", "ready", "renew", "release", "object"), (8, 1, 1, 1, 1, 2))[0]
                 if method != "transact" and how in ("lost", "ghost"):
                     how = "fail"
                 seconds = r.choice((0.5, 3.0, 8.0, 20.0))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.simulation.schedule import POINTS
+
 MUST = (
     # hosts
     "a thread was taken over",
     "a thread was taken over while a question was open",
+    "a thread was taken over during an approval",
     "a thread was taken over from a frozen host",
     "a host was killed while it owned a thread",
     "a host was frozen while it owned a thread",
@@ -29,6 +32,7 @@ MUST = (
     "a transact met: lost",
     "a transact met: ghost",
     "a transact met: dead",
+    "a transact met: killed",
     # controls
     "a cancel was before completion",
     "completion was before the cancel",
@@ -39,19 +43,23 @@ MUST = (
     "an input ended as signal.expired",
     "a run was paused",
     "a queued turn was paused",
+    "a turn was paused in its finalization",
+    "a cancel came while a question was open",
+    "a question was closed with its turn",
+    "an answer was behind another one",
     "a resume was of another pause",
     "a request id was used for something else",
     # tools and models
     "an outcome was unknown",
     "an unknown call was settled by evidence",
+    "an unknown call was settled by its late outcome",
     "a safe tool was run again",
     "an execution was asked for",
     "a tool's outcome came after the cancel",
     "a settlement applied a result",
     "a model stream was cut",
     "a failure was to be tried again",
-    "killed at model.request.before",
-    "killed at model.request.after",
+    *(f"killed at {point}" for point in POINTS),
     # threads and observers
     "a thread was restored",
     "a thread was forked",
@@ -68,17 +76,7 @@ MUST = (
 """Over 200 stories."""
 
 RARE = (
-    "an unknown call was settled by its late outcome",
-    "killed at tool.local.before",
-    "killed at tool.local.after",
-    "killed at executor.start.before",
-    "killed at executor.start.after",
-    "a cancel came while a question was open",
-    "a turn was paused in its finalization",
-    "a question was closed with its turn",
-    "a transact met: killed",
     "completion was before an accepted cancel",
-    "an answer was behind another one",
     "a session was dropped beside a run",
     "a thread was forked beside a run",
     "an operator repaired a thread",

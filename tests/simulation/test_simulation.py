@@ -1,7 +1,7 @@
 """Stories of hosts, clients and faults under one clock, judged by the specification.
 
 `make simulate SEED=7` plays one, `SEEDS=10000` many. Here 200 are played each time, every one that ever failed, and
-with each known bug planted as many as it takes to find it. They are played in processes that give names in sets the
+with each known bug planted as many as it takes to find it. All are played in processes that give names in sets the
 same order everywhere: what is red here is red under `make simulate`, and what is green here is green everywhere.
 """
 
@@ -15,11 +15,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from tests.simulation.__main__ import Piece, kept
 from tests.simulation.mutants import FORMER, MUTANTS
-from tests.simulation.schedule import Schedule, draw
+from tests.simulation.schedule import REAL, SCRIPTED, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import unreached
 from tests.simulation.story import play
@@ -28,7 +27,8 @@ SEEDS = int(os.environ.get("SEEDS", "200"))
 CHUNK = 50
 REAL_SEEDS = 20
 MUTANT_SEEDS = 60
-TELLINGS = 100
+REAL_FIRST = 10
+"""Stories of every kind: with and without a theme."""
 MINUTES = 25
 
 
@@ -82,32 +82,29 @@ def test_whatever_goes_wrong_every_promise_is_kept_and_everything_ends(first: in
 @pytest.mark.spec("BE-17", "LF-10", "RC-03")
 def test_agents_of_agentscope_keep_every_promise_in_the_same_stories() -> None:
     pytest.importorskip("agentscope")
-    simulate("--agent", "agentscope", "--seeds", str(REAL_SEEDS))
+    simulate("--agent", REAL, "--first", str(REAL_FIRST), "--seeds", str(REAL_SEEDS))
 
 
 @pytest.mark.timeout(60 * MINUTES)
-@pytest.mark.parametrize(("bug", "plan"), kept(), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_story_that_failed_once_fails_no_more_and_would_if_the_bug_came_back(bug: str, plan: Schedule) -> None:
-    """In what order everything runs changes with the product, so a kept story is told in several."""
-    tellings = [replace(plan, seed=seed) for seed in (plan.seed, *range(TELLINGS))]
-    with FORMER[bug]():
-        found = next((telling for telling in tellings if play(telling).failed), None)
+@pytest.mark.parametrize("agent", [SCRIPTED, REAL])
+def test_a_story_that_failed_once_fails_no_more_and_would_if_the_bug_came_back(agent: str) -> None:
+    if agent == REAL:
+        pytest.importorskip("agentscope")
+    said = simulate("--kept", "--agent", agent)
 
-    assert found is not None
-    for telling in (found, *tellings[:20]):
-        assert play(telling).violation is None
+    assert [line.partition(":")[0] for line in said.splitlines()] == [
+        bug for bug, plan in kept() if plan.agent == agent
+    ]
+
+
+def test_every_bug_that_was_found_has_its_story() -> None:
+    assert {bug for bug, _ in kept()} == FORMER.keys()
 
 
 @pytest.mark.timeout(60 * MINUTES)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    with MUTANTS[name]():
-        for number in range(MUTANT_SEEDS):
-            outcome = play(draw(number))
-            if outcome.failed:
-                print(f"{name} was found within {number + 1} seeds: {outcome.violation}")
-                return
-    pytest.fail(f"{name} was not found within {MUTANT_SEEDS} seeds")
+    assert f"mutant {name}: found within" in simulate("--mutant", name, "--seeds", str(MUTANT_SEEDS))
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])

@@ -260,7 +260,12 @@ class ObjectLink:
             raise Unavailable("the simulated object store was away")
         if fault is not None:
             await asyncio.sleep(fault.seconds)
+        if method == "put":
+            # The places that a store with a disk passes.
+            world.passed("object.put.before")
         answer = await getattr(world.objects, method)(*arguments, **named)
+        if method == "put":
+            world.passed("object.put.after")
         if fault is not None and fault.how in ("killed", "dead"):
             world.kill(self._slot, fault.back)
             await asyncio.sleep(0)
