@@ -457,6 +457,39 @@ async def test_a_store_that_is_away_is_no_damage(hosts: Hosts) -> None:
     assert found.findings[0].problem.startswith("it cannot be read now")
 
 
+class DroppedMeanwhile:
+    """A store in which somebody drops a Session just before the n-th look at it."""
+
+    def __init__(self, records: Any, nth: int) -> None:
+        self._records = records
+        self.left = nth
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    async def read(self, partition: str, reads: Any) -> Any:
+        if partition == keys.partition(KEY):
+            self.left -= 1
+            if self.left == 0:
+                await HostOperations(TransactionalSessionBackend(self._records)).drop_session(KEY, reason="over")
+        return await self._records.read(partition, reads)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 6, 9])
+async def test_a_session_that_is_dropped_while_it_is_looked_at_is_no_damage(hosts: Hosts, nth: int) -> None:
+    """Found by the simulator: whatever was read after the drop was called damage, and a backup advised."""
+    runtime = await hosts.open([say("one"), local("look"), final("done")])
+    session = await runtime.create_session(KEY, "agent")
+    await (await session.submit("r1", "hi")).wait(SECONDS)
+    await session.close()
+    records = DroppedMeanwhile(hosts.backend.records, nth)
+
+    found = await HostOperations(TransactionalSessionBackend(records)).doctor(deep=True)
+
+    assert records.left <= 0, "it was dropped"
+    assert found.sound and subjects(found) == []
+
+
 @sqlite
 async def test_a_body_that_was_altered_is_found_when_it_is_read(large: Path) -> None:
     body = bodies(large)[0]

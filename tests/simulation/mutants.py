@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from agentscope_durable.backend.queries import examination
 from agentscope_durable.backend.queries.examination.report import ASK, Report
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.errors import RevisionConflict
@@ -182,9 +183,20 @@ def away_is_damage() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def dropped_is_damage() -> Iterator[None]:
+    """Doctor calls a Session damage that is dropped while it looks at it."""
+
+    class Never(Exception): ...
+
+    with _instead(examination, "SessionDropped", Never):
+        yield
+
+
 FORMER: dict[str, Callable[[], Any]] = {
     "stolen_lease": stolen_lease,
     "away_is_damage": away_is_damage,
+    "dropped_is_damage": dropped_is_damage,
     "forgotten_result": forgotten_result,
     "lost_task": lost_task,
 }

@@ -16,7 +16,7 @@ from agentscope_durable.backend.queries.reading import Reader
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts import questions as q
 from agentscope_durable.contracts.change import ReadyRow
-from agentscope_durable.contracts.errors import DurableError, NotFound
+from agentscope_durable.contracts.errors import DurableError, NotFound, SessionDropped
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import ResourceStatus, Severity
@@ -48,23 +48,33 @@ async def examine(reader: Reader, question: q.Examine) -> Examination:
 async def _session(reader: Reader, session: SessionKey, report: Report) -> None:
     report.look("sessions")
     try:
-        head = (await reader.records.read(keys.partition(session), Reads())).head
-        if head is not None and head.status is ResourceStatus.DROPPED:
-            await examine_objects(reader, session, report)
-            return
-        if head is not None and head.status is ResourceStatus.DROPPING:
-            action = "Drop it again: that goes on where it stopped."
-            report.find("sessions", Severity.NOTE, spoken(session), "it is being dropped", action, session=session)
-            return
-        ready = await _ready_of(reader, session, report)
-        async for records, thread in all_threads(reader, session, report):
-            await examine_thread(reader, session, records, thread, ready, report)
-        await examine_objects(reader, session, report)
-        if report.deep:
-            await examine_log(reader, session, report)
-            await examine_records(reader, session, report)
+        try:
+            await _whole(reader, session, report)
+        except SessionDropped:
+            # Before, or while it was looked at: neither is damage.
+            await _dropped(reader, session, report)
     except DurableError as error:
         report.fault("sessions", spoken(session), error, session)
+
+
+async def _whole(reader: Reader, session: SessionKey, report: Report) -> None:
+    _ = await reader.read(session, Reads())
+    ready = await _ready_of(reader, session, report)
+    async for records, thread in all_threads(reader, session, report):
+        await examine_thread(reader, session, records, thread, ready, report)
+    await examine_objects(reader, session, report)
+    if report.deep:
+        await examine_log(reader, session, report)
+        await examine_records(reader, session, report)
+
+
+async def _dropped(reader: Reader, session: SessionKey, report: Report) -> None:
+    head = (await reader.records.read(keys.partition(session), Reads())).head
+    if head is not None and head.status is ResourceStatus.DROPPING:
+        action = "Drop it again: that goes on where it stopped."
+        report.find("sessions", Severity.NOTE, spoken(session), "it is being dropped", action, session=session)
+    else:
+        await examine_objects(reader, session, report)
 
 
 async def _ready_of(reader: Reader, session: SessionKey, report: Report) -> list[ReadyRow] | None:
