@@ -28,8 +28,8 @@ DEEP = "[" * 100_000
 READERS: dict[str, Callable[[Any], object]] = {
     "event": lambda cursor: sequence_of(KEY, cursor),
     "listing": lambda cursor: uncursor("turns", cursor, str, KEY),
-    "sweep": sweep._parsed,
-    "workspace": workspace._after,
+    "sweep": sweep.place_of,
+    "workspace": workspace.place_after,
 }
 WRITTEN = [cursor_of(KEY, 7), cursor_after("turns", "x", KEY), "s:a:app/one", "f:17:b", ""]
 
@@ -75,7 +75,7 @@ def test_any_cursor_is_read_or_is_no_cursor(reader: str, cursor: Any) -> None:
 @pytest.mark.parametrize("cursor", [7, b"s:a:b/c", ["s"]])
 def test_what_is_no_text_is_no_cursor_of_a_sweep(cursor: object) -> None:
     with pytest.raises(InvalidCursor):
-        sweep._parsed(cursor)  # type: ignore[arg-type]
+        sweep.place_of(cursor)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reader", ["listing", "workspace"])

@@ -24,7 +24,7 @@ from agentscope_durable.spi.inspection import InspectedObjects
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.spi.record_store import Range, Reads, RecordStore, SessionScan
 
-__all__ = ["STRANGERS_MAX", "SWEEP_LIMIT_MAX", "Sweep"]
+__all__ = ["STRANGERS_MAX", "SWEEP_LIMIT_MAX", "Place", "Sweep", "place_of"]
 
 SWEEP_LIMIT_MAX: Final = 10_000
 """Bodies one call looks at, at most."""
@@ -61,7 +61,7 @@ class Sweep:
         self._strange: list[str] = []
 
     async def run(self, session: SessionKey | None, cursor: str | None) -> SweepReport:
-        place = _parsed(cursor)
+        place = place_of(cursor)
         if session is not None:
             name = keys.partition(session)
             if place.folder is not None or place.partition not in ("", name):
@@ -186,7 +186,7 @@ class Sweep:
         return sorted(left)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a sweep goes on."""
 
     partition: str = ""
@@ -194,17 +194,17 @@ class _Place(NamedTuple):
     after: str = ""
 
 
-def _parsed(cursor: str | None) -> _Place:
+def place_of(cursor: str | None) -> Place:
     if cursor is None:
-        return _Place()
+        return Place()
     if not isinstance(cursor, str):
         raise InvalidCursor("this is no cursor of a sweep", path="cursor")
     kind, _, rest = cursor.partition(":")
     after, colon, place = rest.partition(":")
     if kind == "f" and colon:
-        return _Place(folder=place, after=after)
+        return Place(folder=place, after=after)
     namespace, slash, identifier = place.partition("/")
     if kind != "s" or not slash:
         raise InvalidCursor("this is no cursor of a sweep", path="cursor")
     session = SessionKey(keys.unescape(namespace), keys.unescape(identifier))
-    return _Place(partition=keys.partition(session), after=after)
+    return Place(partition=keys.partition(session), after=after)

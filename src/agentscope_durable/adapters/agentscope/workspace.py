@@ -197,7 +197,7 @@ class DurableWorkspace:
         """`search` without the values: a page of `WorkspaceEntry`."""
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
             raise InvalidRequest(f"a limit is a whole number from 1 to {PAGE_MAX}", path="limit")
-        under, after = check_namespace(namespace), _after(cursor)
+        under, after = check_namespace(namespace), place_after(cursor)
         if after and after[: len(under)] != under:
             raise InvalidCursor("this is a cursor of another namespace", path="cursor")
         found: list[WorkspaceEntry] = []
@@ -471,7 +471,7 @@ def _cursor(entry: WorkspaceEntry) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode((*entry.namespace, entry.key))).decode()
 
 
-def _after(cursor: str | None) -> EntryPath:
+def place_after(cursor: str | None) -> EntryPath:
     if cursor is None:
         return ()
     try:

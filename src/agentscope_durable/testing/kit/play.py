@@ -26,7 +26,7 @@ from agentscope_durable.testing import census
 from agentscope_durable.testing.kit import effects
 from agentscope_durable.testing.kit.story import Story
 from agentscope_durable.testing.ledger import EffectLedger
-from agentscope_durable.testing.scripted_model import MODEL_REQUEST, Answer, Script, by_round, scripted_model
+from agentscope_durable.testing.scripted_model import MODEL_REQUEST, Answer, Script, scripted_model
 
 __all__ = ["KEY", "provider_form", "run", "tell"]
 
@@ -63,14 +63,13 @@ class World:
         assert self.story.make_agent is not None, "this story has no agent"
         made = self.story.make_agent(binding)
         builder = await made if inspect.isawaitable(made) else made
-        if self.story.answers:
-            builder.arguments["model"] = scripted_model(self._checked(), ledger=self.model, chunk_chars=None)
+        if self.story.script is not None:
+            model = scripted_model(self._checked(self.story.script), ledger=self.model, chunk_chars=None)
+            builder.arguments["model"] = model
         return builder
 
-    def _checked(self) -> Script:
+    def _checked(self, script: Script) -> Script:
         """The script, which first looks at what the model is given, as a provider would (S3)."""
-        first, *more = self.story.answers
-        script: Script = first if callable(first) and not more else by_round(*self.story.answers)  # type: ignore[arg-type]
 
         def checked(messages: list[Any], tools: list[dict[str, Any]] | None, choice: Any, n: int) -> Answer:
             for complaint in census.transcript_valid(provider_form(messages)):

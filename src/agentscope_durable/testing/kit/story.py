@@ -7,7 +7,7 @@ from typing import Any
 
 from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessAdapter
-from agentscope_durable.testing.scripted_model import Answer, Script
+from agentscope_durable.testing.scripted_model import Answer, Script, by_round
 
 __all__ = ["Story"]
 
@@ -45,7 +45,7 @@ class Story:
     ) -> None:
         self.make_agent = make_agent
         self.tasks = [task] if isinstance(task, str) else list(task)
-        self.answers = answers
+        self.script = _script(answers)
         self.adapter = adapter
         self.executors = executors
         self.approve = approve
@@ -53,3 +53,18 @@ class Story:
         self.seconds = seconds
         if not self.tasks:
             raise ValueError("a story needs a task")
+
+
+def _script(answers: tuple[Answer | Script, ...]) -> Script | None:
+    """What the model says; None: the agent keeps its own."""
+    if not answers:
+        return None
+    rounds: list[Answer] = []
+    for one in answers:
+        if not callable(one):
+            rounds.append(one)
+        elif len(answers) > 1:
+            raise ValueError("a story has answers, round by round, or one function that gives them, and not both")
+        else:
+            return one
+    return by_round(*rounds)
