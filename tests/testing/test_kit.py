@@ -70,6 +70,8 @@ GOOD = {
     "test_killed_in_the_middle_of_an_effect",
     "test_killed_and_killed_again",
     "test_an_effect_with_a_key",
+    "test_hours_pass_in_a_moment",
+    "test_killed_anywhere_and_killed_again",
     "test_a_story_that_nobody_can_find",
     "test_a_name_that_is_no_failpoint",
     "test_with_a_thread",
@@ -81,6 +83,12 @@ WRONG = {
         "tool 'charge'",
         "had its effect 'charge' 2 times: it is declared safe to run again, ran again after the kill, and is not safe",
         "replay: pytest test_survives.py::test_declared_safe_and_is_not --durable-kill tool.local.after:1",
+    ],
+    "test_declared_safe_and_is_not_under_simulated_time": [
+        "does not survive 1 of 20 simulated tellings",
+        "killed at callback ",
+        "had its effect 'charge' 2 times: it is declared safe to run again, ran again after the kill, and is not safe",
+        "replay: pytest test_survives.py::test_declared_safe_and_is_not_under_simulated_time --durable-telling 14",
     ],
     "test_kept_in_memory": [
         "tool 'recall'",
@@ -104,6 +112,13 @@ def test_a_good_agent_passes_and_a_wrong_one_is_told_what_is_wrong_with_it(proje
     # What a failure prints after `replay` kills there and nowhere else.
     again = project.pytest("test_threads.py", "--durable-kill", "tool.local.after:1", "--durable-seed", "8")
     assert again == {"test_with_a_thread": None}
+
+    # And what it prints for a simulated telling tells that one again, and no other.
+    (said,) = project.pytest("-k", "under_simulated_time", "--durable-telling", "14").values()
+    assert said is not None and "does not survive 1 of 1 simulated tellings" in said
+    assert project.pytest("-k", "under_simulated_time", "--durable-telling", "15") == {
+        "test_declared_safe_and_is_not_under_simulated_time": None
+    }
 
 
 def test_the_plugin_costs_nothing_at_the_start_of_pytest() -> None:

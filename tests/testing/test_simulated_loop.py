@@ -184,3 +184,39 @@ def test_hints_of_the_runtime_are_heard_on_it() -> None:
 
     assert loop.run(story()) == {"k"}
     loop.bury()
+
+
+def test_a_moment_between_two_callbacks_can_be_named_and_is_the_same_each_time() -> None:
+    def killed_at(number: int) -> str:
+        loop, said = SimulatedLoop(3), []
+
+        async def talker() -> None:
+            while True:
+                said.append(loop.steps)
+                await asyncio.sleep(1)
+
+        async def story() -> None:
+            loop.start(talker(), actor="a")
+            await asyncio.sleep(10)
+
+        loop.at_step(number, lambda: loop.kill("a"))
+        loop.run(story())
+        loop.bury()
+        return str(said)
+
+    assert killed_at(5) == killed_at(5)
+    assert len(killed_at(5)) < len(killed_at(12))
+
+
+def test_the_work_of_a_thread_is_done_on_the_spot() -> None:
+    loop = SimulatedLoop(0)
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    async def story() -> bool:
+        with pytest.raises(ValueError, match="broken"):
+            await asyncio.to_thread(broken)
+        return await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+
+    assert loop.run(story())

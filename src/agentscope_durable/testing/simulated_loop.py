@@ -18,6 +18,7 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import math
 import random
 import sys
 import threading
@@ -106,6 +107,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._main = threading.get_ident()
         self._arrived = threading.Condition()
         self._from_threads: deque[asyncio.Handle] = deque()
+        self._until: float = math.inf
+        self._then: Callable[[], None] | None = None
         self.steps = 0
         self.trace = 0
         """A number that says in which order everything ran: equal for equal stories."""
@@ -164,6 +167,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def is_frozen(self, actor: str) -> bool:
         return actor in self._actors and self._actors[actor].frozen
+
+    def at_step(self, number: int, call: Callable[[], None]) -> None:
+        """Call it between two callbacks, when so many have run. The last such call counts."""
+        self._until, self._then = number, call
 
     # ------------------------------------------------------------ running
 
@@ -225,6 +232,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _step(self) -> bool:
         """One callback; False when there is none, now or later."""
+        if self.steps >= self._until and (then := self._then) is not None:
+            self._until, self._then = math.inf, None
+            then()
         self._take_from_threads()
         ready = self._ready
         while not ready:
@@ -384,6 +394,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         actor.tasks[task] = None
         task.add_done_callback(lambda done: actor.tasks.pop(task, None))
         return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """What `asyncio.to_thread` calls: it is done on the spot, at one moment of the simulated time."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - whoever awaits it is told
+            done.set_exception(error)
+        return done
 
     def is_running(self) -> bool:
         return self._running

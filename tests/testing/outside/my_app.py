@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from agentscope.permission import PermissionBehavior, PermissionDecision
@@ -37,6 +38,13 @@ def charge_by_key(amount: int) -> str:
     return "charged"
 
 
+async def wait_and_charge(hours: int) -> str:
+    """Charge a card, some hours from now."""
+    await asyncio.sleep(hours * 3600)
+    effect("charge")
+    return "charged"
+
+
 def remember(what: str) -> str:
     """Keep a note, in the memory of this process."""
     notes["note"] = what
@@ -60,6 +68,7 @@ def make_agent(_binding: Any) -> AgentBuilder:
         FunctionTool(restart),
         FunctionTool(charge, is_read_only=True, permission=ALLOWED),
         FunctionTool(charge_by_key, is_read_only=True, permission=ALLOWED),
+        FunctionTool(wait_and_charge, permission=ALLOWED),
         FunctionTool(remember, permission=ALLOWED),
         FunctionTool(recall, is_read_only=True, permission=ALLOWED),
         FunctionTool(recall_or_fail, permission=ALLOWED),

@@ -14,6 +14,7 @@ charged = Story(make_agent, "Charge", Call("charge", {"amount": 5}), "Charged.")
 by_key = Story(make_agent, "Charge", Call("charge_by_key", {"amount": 5}), "Charged.")
 noted = Story(make_agent, "Note it", Call("remember", {"what": "milk"}), Call("recall"), "Milk.")
 insisting = Story(make_agent, "Note it", Call("remember", {"what": "milk"}), Call("recall_or_fail"), "Milk.")
+slow = Story(make_agent, "Wait", Call("wait_and_charge", {"hours": 5}), "Charged.")
 SAMPLE = None if os.environ.get("DURABLE_MATRIX") == "all" else 3
 
 
@@ -34,6 +35,21 @@ def test_killed_and_killed_again(durable):
 
 def test_an_effect_with_a_key(durable):
     assert durable.kill_at("tool.local.after", by_key).waited == 0
+
+
+def test_hours_pass_in_a_moment(durable):
+    done = durable.simulate(slow, tellings=10)
+    assert done.killed == len(done.points) == 10
+    assert done.waited >= 1, "somebody was killed within the five hours"
+    assert durable.simulate(slow, tellings=10) == done, "the same numbers are the same tellings"
+
+
+def test_killed_anywhere_and_killed_again(durable):
+    assert durable.simulate(good, tellings=20, kills=2).killed >= 30
+
+
+def test_declared_safe_and_is_not_under_simulated_time(durable):
+    durable.simulate(charged, tellings=20)
 
 
 def test_declared_safe_and_is_not(durable):

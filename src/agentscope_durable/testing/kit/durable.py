@@ -21,6 +21,8 @@ __all__ = ["Durable", "Stage", "Survival", "places"]
 
 BY_THE_CLOCK = frozenset({"store.renew.before", "store.renew.after"})
 """How often they are passed depends on time and not on the story. One may be named; none is drawn."""
+CALLBACK = "callback"
+"""The name of the places of a simulated telling: the n-th moment between two callbacks."""
 SAID = 5
 """Places that a failure tells in full."""
 
@@ -91,15 +93,24 @@ class Durable:
         stage: of the whole session.
         seed: decides what is drawn.
         only: places to kill at instead of all (`--durable-kill`).
+        telling: the one simulated telling to be told (`--durable-telling`).
     """
 
     def __init__(
-        self, module: ModuleType, nodeid: str, stage: Stage, *, seed: int, only: Sequence[Point] | None = None
+        self,
+        module: ModuleType,
+        nodeid: str,
+        stage: Stage,
+        *,
+        seed: int,
+        only: Sequence[Point] | None = None,
+        telling: int | None = None,
     ) -> None:
         self._module = module
         self._nodeid = nodeid
         self._stage = stage
         self._only = only
+        self._telling = telling
         self.seed = seed
 
     def points(self, story: Story) -> list[Point]:
@@ -134,6 +145,46 @@ class Durable:
             else:
                 chosen = sorted(chance.sample(chosen, min(sample, len(chosen))))
         return self._kill(story, chosen)
+
+    def simulate(self, story: Story, *, tellings: int = 100, kills: int = 1) -> Survival:
+        """Tell it under simulated time, in one process: a number decides who goes next, and when the host is killed.
+
+        A kill falls between any two callbacks of the event loop, and the lease that must run out then costs no time.
+        What the module keeps in memory lives on here, so this says less than `survives`, of more moments.
+
+        Args:
+            tellings: numbers from the seed on; a failure names the one that repeats it.
+            kills: how often in each: whoever goes on is killed as well.
+        """
+        from agentscope_durable.testing.kit import simulated
+
+        whole = simulated.tell(story, self.seed)
+        if isinstance(whole.found, str) or (wrong := [*whole.found["wrong"], *_wrong_without_a_kill(whole.found)]):
+            said = whole.found if isinstance(whole.found, str) else "\n".join(f"- {one}" for one in wrong)
+            _fail(f"the story is wrong even without a kill, under simulated time:\n{_indented(said)}")
+        numbers = range(self.seed, self.seed + tellings) if self._telling is None else (self._telling,)
+        failed: list[str] = []
+        at: list[tuple[Point, ...]] = []
+        killed = waited = 0
+        for number in numbers:
+            told = simulated.tell(story, number, steps=whole.steps, kills=kills)
+            at.append(tuple(Point(CALLBACK, moment) for moment in told.killed))
+            killed += len(told.killed)
+            if isinstance(told.found, str):
+                problems = [told.found]
+            else:
+                problems = [*told.found["wrong"], *compared(story, whole.found, told.found)]
+                waited += any(turn["waiting"] for turn in told.found["turns"])
+            if problems:
+                where = " and then ".join(f"callback {moment}" for moment in told.killed) or "nowhere"
+                lines = [f"killed at {where}, at the end {told.seconds:.0f} simulated seconds had passed:"]
+                lines += [_indented(f"- {problem}", "  ") for problem in problems]
+                failed.append("\n".join([*lines, f"  replay: pytest {self._nodeid} --durable-telling {number}"]))
+        if failed:
+            more = [] if len(failed) <= SAID else [f"... and {len(failed) - SAID} tellings more"]
+            head = f"the agent does not survive {len(failed)} of {len(numbers)} simulated tellings"
+            _fail("\n\n".join([head, *failed[:SAID], *more]))
+        return Survival(tuple(at), killed, waited)
 
     # ------------------------------------------------------------ telling
 

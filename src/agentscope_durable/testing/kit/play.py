@@ -21,6 +21,9 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, T
 from agentscope_durable.contracts.views import ToolView, TurnView
 from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
+from agentscope_durable.spi.backend import SessionBackend
+from agentscope_durable.spi.environment import SYSTEM, Environment
+from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.testing import census
 from agentscope_durable.testing.kit import effects
@@ -28,7 +31,7 @@ from agentscope_durable.testing.kit.story import Story
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import MODEL_REQUEST, Answer, Script, scripted_model
 
-__all__ = ["KEY", "provider_form", "run", "tell"]
+__all__ = ["DEFINITION", "KEY", "World", "noting", "observe", "provider_form", "run", "tell", "verdict"]
 
 KEY = SessionKey("durable-testing", "story")
 DEFINITION = "agent"
@@ -40,24 +43,29 @@ PEOPLE = frozenset(
 
 
 class World:
-    """One folder in which a story is told: the store, and what really happened outside it."""
+    """Where a story is told: its agent, and what really happened outside the store.
 
-    def __init__(self, story: Story, folder: Path) -> None:
+    Args:
+        folder: where that is kept if several processes take part; None: in this object.
+    """
+
+    def __init__(self, story: Story, folder: Path | None) -> None:
         self.story = story
-        self.folder = folder
-        self.store = folder / "store"
-        self.ledger = EffectLedger(folder / "ledger")
-        self.model = EffectLedger(folder / "model")
+        self.ledger = EffectLedger(folder and folder / "ledger")
+        self.model = EffectLedger(folder and folder / "model")
 
-    def harness(self) -> Harness:
-        return Harness(DEFINITION, "v1", self._adapter())
+    def harness(self, environment: Environment = SYSTEM) -> Harness:
+        return Harness(DEFINITION, "v1", self._adapter(environment))
 
-    def _adapter(self) -> HarnessAdapter:
+    def executors(self) -> Mapping[str, Executor]:
+        return {} if self.story.executors is None else self.story.executors()
+
+    def _adapter(self, environment: Environment) -> HarnessAdapter:
         if self.story.adapter is not None:
             return self.story.adapter(self._make_agent)
         from agentscope_durable.adapters.agentscope import AgentScopeAdapter
 
-        return AgentScopeAdapter.for_react(self._make_agent)
+        return AgentScopeAdapter.for_react(self._make_agent, environment=environment)
 
     async def _make_agent(self, binding: Any) -> Any:
         assert self.story.make_agent is not None, "this story has no agent"
@@ -83,37 +91,42 @@ class World:
 
 
 @asynccontextmanager
-async def _host(world: World) -> AsyncGenerator[DurableRuntime, None]:
-    executors = world.story.executors
+async def _host(world: World, store: Path) -> AsyncGenerator[DurableRuntime, None]:
     async with (
         # NORMAL survives every kill of a process, and only the power is safer with FULL.
-        LocalBackend.open(world.store, synchronous="NORMAL") as backend,
+        LocalBackend.open(store, synchronous="NORMAL") as backend,
         DurableRuntime(
             backend=backend,
             harnesses=[world.harness()],
-            executors={} if executors is None else executors(),
+            executors=world.executors(),
             poll_interval=POLL,
         ) as runtime,
     ):
         yield runtime
 
 
-async def tell(world: World) -> None:
-    """Everything from the first request to the end, or to where only a person goes on.
+async def _tell(world: World, store: Path) -> None:
+    """The story in this process, which is host and client."""
+    async with asyncio.timeout(world.story.seconds), _host(world, store) as runtime:
+        await runtime.create_session(KEY, DEFINITION)
+        await runtime.start()
+        await tell(world, runtime)
+
+
+async def tell(world: World, runtime: DurableRuntime) -> None:
+    """Everything a client asks for, from the first request to the end, or to where only a person goes on.
 
     Told again by another process it goes on where the former one was killed: every request has an id.
     """
-    async with asyncio.timeout(world.story.seconds), _host(world) as runtime:
-        session = await runtime.create_session(KEY, DEFINITION)
-        await runtime.start()
-        turns: list[DurableTurn] = []
-        for number, task in enumerate(world.story.tasks, 1):
-            turn = await session.submit(f"task-{number}", task)
-            world.ledger.append("submitted", request=f"task-{number}", turn=turn.turn_id)
-            turns.append(turn)
-        async with session.stream_events() as events:
-            while not await _settled(world, turns):
-                _ = await anext(events)
+    session = await runtime.create_session(KEY, DEFINITION)
+    turns: list[DurableTurn] = []
+    for number, task in enumerate(world.story.tasks, 1):
+        turn = await session.submit(f"task-{number}", task)
+        world.ledger.append("submitted", request=f"task-{number}", turn=turn.turn_id)
+        turns.append(turn)
+    async with session.stream_events() as events:
+        while not await _settled(world, turns):
+            _ = await anext(events)
 
 
 async def _settled(world: World, turns: Sequence[DurableTurn]) -> bool:
@@ -151,22 +164,26 @@ async def _left_to_people(turn: DurableTurn, view: TurnView) -> bool:
 # ------------------------------------------------------------ what came of it
 
 
-async def verdict(world: World) -> dict[str, Any]:
+async def _verdict(world: World, store: Path) -> dict[str, Any]:
+    async with LocalBackend.open(store, synchronous="NORMAL") as backend:
+        return await verdict(world, backend)
+
+
+async def verdict(world: World, backend: SessionBackend) -> dict[str, Any]:
     """The standing checks (S1 to S5, P4), and what a telling without a kill is compared with."""
     lines = world.ledger.lines()
     submitted = {line["request"]: line["turn"] for line in lines if line["name"] == "submitted"}
-    async with LocalBackend.open(world.store, synchronous="NORMAL") as backend:
-        wrong = [
-            *await census.submits_once(backend, KEY, submitted),
-            *await census.calls_answered(backend, KEY),
-            *await census.replay_agrees(backend, KEY),
-            *await census.nothing_stuck(backend, KEY),
-            *await census.answers_once(backend, KEY),
-            *(f"the model was given {line['what']}" for line in lines if line["name"] == "complaint"),
-        ]
-        async with DurableRuntime(backend=backend) as runtime:
-            session = runtime.get_session(KEY)
-            turns = [await _turn(session.get_turn(turn_id)) for turn_id in submitted.values()]
+    wrong = [
+        *await census.submits_once(backend, KEY, submitted),
+        *await census.calls_answered(backend, KEY),
+        *await census.replay_agrees(backend, KEY),
+        *await census.nothing_stuck(backend, KEY),
+        *await census.answers_once(backend, KEY),
+        *(f"the model was given {line['what']}" for line in lines if line["name"] == "complaint"),
+    ]
+    async with DurableRuntime(backend=backend) as runtime:
+        session = runtime.get_session(KEY)
+        turns = [await _turn(session.get_turn(turn_id)) for turn_id in submitted.values()]
     recorded = sum(turn.pop("requests") for turn in turns)
     if (asked := world.model.count(MODEL_REQUEST)) > recorded:
         wrong.append(f"P4: {asked} requests reached the model and {recorded} are on record")
@@ -223,32 +240,31 @@ def run(module: Any, job: Mapping[str, Any]) -> None:
 
     If it is not killed it leaves the file `verdict`, with the failpoints it passed.
     """
-    world = World(getattr(module, job["story"]), Path(job["folder"]))
-    world.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    world, store = World(getattr(module, job["story"]), folder), folder / "store"
     effects.record_in(world.ledger)
     passed: list[str] = []
-    _observe(_noting(passed, world.ledger))
+    observe(noting(passed, world.ledger))
     if job["kill"]:
         name, _, nth = job["kill"].partition(":")
         if name in (effects.BEFORE, effects.AFTER):
             effects.arm(name, int(nth))
         else:
             _failpoints.arm(name, nth=int(nth))
-    asyncio.run(tell(world))
+    asyncio.run(_tell(world, store))
     _failpoints.disarm()
-    _observe(None)
-    found = asyncio.run(verdict(world))
-    _ = (world.folder / "verdict").write_text(
-        json.dumps({**found, "passed": passed, "pid": os.getpid()}), encoding="utf-8"
-    )
+    observe(None)
+    found = asyncio.run(_verdict(world, store))
+    _ = (folder / "verdict").write_text(json.dumps({**found, "passed": passed, "pid": os.getpid()}), encoding="utf-8")
 
 
-def _observe(observer: Callable[[str], None] | None) -> None:
+def observe(observer: Callable[[str], None] | None) -> None:
     _failpoints.observe(observer)
     effects.observe(observer)
 
 
-def _noting(passed: list[str], ledger: EffectLedger) -> Callable[[str], None]:
+def noting(passed: list[str], ledger: EffectLedger) -> Callable[[str], None]:
     """Notes every failpoint, and of a local tool that it is about to begin."""
     from agentscope_durable.adapters.agentscope import current_origin
 

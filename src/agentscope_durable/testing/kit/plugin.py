@@ -24,6 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PLACE[+PLACE]",
         help="kill at this place alone, as a failure says it: tool.local.after:1, or one and then another",
     )
+    group.addoption(
+        "--durable-telling",
+        metavar="N",
+        type=int,
+        help="of `durable.simulate`, tell this one alone, as a failure says it",
+    )
     group.addoption("--durable-seed", metavar="N", type=int, default=SEED, help="decides what is drawn (default: 7)")
 
 
@@ -49,4 +55,5 @@ def durable(request: pytest.FixtureRequest, _durable_stage: Stage) -> Durable:
         _durable_stage,
         seed=seed,
         only=None if kill is None else places(kill),
+        telling=request.config.getoption("--durable-telling"),
     )
