@@ -159,9 +159,10 @@ class Durable:
         from agentscope_durable.testing.kit import simulated
 
         whole = simulated.tell(story, self.seed)
-        if isinstance(whole.found, str) or (wrong := [*whole.found["wrong"], *_wrong_without_a_kill(whole.found)]):
-            said = whole.found if isinstance(whole.found, str) else "\n".join(f"- {one}" for one in wrong)
-            _fail(f"the story is wrong even without a kill, under simulated time:\n{_indented(said)}")
+        if isinstance(whole.found, str):
+            _fail(f"the story cannot be told under simulated time:\n{_indented(whole.found)}")
+        if wrong := [*whole.found["wrong"], *_wrong_without_a_kill(whole.found)]:
+            _fail("the story is wrong even without a kill:\n" + "\n".join(f"  - {one}" for one in wrong))
         numbers = range(self.seed, self.seed + tellings) if self._telling is None else (self._telling,)
         failed: list[str] = []
         at: list[tuple[Point, ...]] = []
