@@ -8,19 +8,21 @@ the operating system decides: which task of a host was a little faster.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import random
 import shutil
-import sys
+import subprocess
 import tempfile
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.records import STORAGE_REVISION
 from agentscope_durable.contracts.status import TurnStatus, WaitKind
@@ -29,13 +31,20 @@ from agentscope_durable.runtime.definitions import Definition
 from agentscope_durable.runtime.handles import DurableSession, DurableTurn
 from agentscope_durable.runtime.retention import Retention
 from agentscope_durable.runtime.runtime import DurableRuntime
-from agentscope_durable.spi.environment import SystemEnvironment
+from agentscope_durable.spi.environment import Environment, SystemEnvironment
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import STATE_VERSION, Gates
 from tests.museum.exhibit import AGENT, ELSEWHERE, HERE, harness, key
 from tests.runtime.conftest import until
+from tests.servers import place
+from tests.servers.server import PostgresServer
 
 HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
+POSTGRES = "postgres"
+"""The folder of the exhibits of PostgreSQL."""
+SCHEMA = "museum"
+DUMP = "dump.sql.gz"
 
 
 class _Seeded(SystemEnvironment):
@@ -159,37 +168,65 @@ async def _copies(people: _Visitors) -> None:
     await _is(forked, TurnStatus.COMPLETED)
 
 
+Copy = Callable[[], Awaitable[None]]
+
+
 async def make(target: Path) -> None:
-    """The exhibit, in a folder that does not exist yet."""
-    clock = ManualClock()
-    gates = Gates()
+    """The exhibit of SQLite, in a folder that does not exist yet."""
     environment = _Seeded(11)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name)
-        backend = await LocalBackend.open(source, clock=clock, environment=environment)
-        elsewhere = Definition(ELSEWHERE, "v1", STATE_VERSION)
-        runtime = DurableRuntime(
-            backend=backend,
-            harnesses=[harness(gates)],
-            executors={HERE: gates_executor(gates)},
-            definitions=[elsewhere],
-            recovery_policy=RecoveryPolicy(max_retries=3, initial_backoff_ms=HOUR_MS, max_backoff_ms=HOUR_MS),
-            poll_interval=0.05,
-            parallelism=32,
-            close_timeout=0.1,
-            host_name="museum",
-            environment=environment,
-        )
-        async with runtime:
-            await runtime.start()
-            turns = await fill(backend, runtime, gates)
-            target.mkdir(parents=True)
+        backend = await LocalBackend.open(source, clock=ManualClock(), environment=environment)
+
+        async def copy() -> None:
             # The database as it stands, in one file, while the host is at work.
             connection = apsw.Connection(str(source / "durable.db"), flags=apsw.SQLITE_OPEN_READONLY)
             connection.execute("vacuum into ?", (str(target / "durable.db"),))
             connection.close()
             shutil.copytree(source / "objects", target / "objects")
-        await backend.close()
+
+        await _filled(target, backend, environment, copy, retry_ms=HOUR_MS)
+
+
+async def make_postgres(target: Path) -> None:
+    """The same in PostgreSQL, as a plain dump, packed. The clock is the server's: what is waited for comes due soon."""
+    environment = _Seeded(11)
+    with PostgresServer(place.postgres_15()) as server:
+        backend = await PostgresBackend.open(
+            server.dsn(), schema=SCHEMA, initialize_schema=True, environment=environment
+        )
+
+        async def copy() -> None:
+            dump = [server.programs / "pg_dump", "--inserts", "--no-owner", f"--schema={SCHEMA}", server.dsn()]
+            told = subprocess.run(dump, capture_output=True, check=True, text=True).stdout
+            # What is for psql alone is left out, so that any client can restore it.
+            lines = (line for line in told.splitlines() if line and not line.startswith(("--", "\\")))
+            (target / DUMP).write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
+
+        await _filled(target, backend, environment, copy, retry_ms=MINUTE_MS)
+
+
+async def _filled(target: Path, backend: Any, environment: Environment, copy: Copy, *, retry_ms: int) -> None:
+    gates = Gates()
+    elsewhere = Definition(ELSEWHERE, "v1", STATE_VERSION)
+    runtime = DurableRuntime(
+        backend=backend,
+        harnesses=[harness(gates)],
+        executors={HERE: gates_executor(gates)},
+        definitions=[elsewhere],
+        recovery_policy=RecoveryPolicy(max_retries=3, initial_backoff_ms=retry_ms, max_backoff_ms=retry_ms),
+        poll_interval=0.05,
+        parallelism=32,
+        close_timeout=0.1,
+        host_name="museum",
+        environment=environment,
+    )
+    async with runtime:
+        await runtime.start()
+        turns = await fill(backend, runtime, gates)
+        target.mkdir(parents=True)
+        await copy()
+    await backend.close()
     about = {
         "release": version("agentscope-durable"),
         "revision": STORAGE_REVISION,
@@ -213,9 +250,15 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+async def main() -> None:
+    museum = Path(__file__).parent
+    for where, maker in ((museum / STORAGE_REVISION, make), (museum / POSTGRES / STORAGE_REVISION, make_postgres)):
+        if where.exists():
+            print(f"{where} is there already; an exhibit is never changed")
+        else:
+            await maker(where)
+            print(where)
+
+
 if __name__ == "__main__":
-    where = Path(__file__).parent / STORAGE_REVISION
-    if where.exists():
-        sys.exit(f"{where} is there already; an exhibit is never changed")
-    asyncio.run(make(where))
-    print(where)
+    asyncio.run(main())

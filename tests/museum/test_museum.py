@@ -6,15 +6,17 @@ A copy is opened, never an exhibit itself.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import NotADatabase, NotFound, SessionDropped, UnknownFormat
 from agentscope_durable.contracts.records import STORAGE_FORMAT, STORAGE_REVISION
 from agentscope_durable.contracts.status import TurnStatus, WaitKind
@@ -26,57 +28,120 @@ from agentscope_durable.spi.executor import Succeeded
 from agentscope_durable.testing import census
 from agentscope_durable.testing.scripted_harness import Gates
 from tests.museum.exhibit import AGENT, ELSEWHERE, HERE, LARGE, SHOWN, harness, key
-from tests.museum.record import digest
+from tests.museum.record import DUMP, POSTGRES, SCHEMA, digest
+from tests.servers.fixtures import NewDatabase, shared_postgres
 
 MUSEUM = Path(__file__).parent
-EXHIBITS = sorted(path.parent.name for path in MUSEUM.glob("*/about.json"))
+EXHIBITS = sorted(str(path.parent.relative_to(MUSEUM)) for path in MUSEUM.glob("**/about.json"))
+"""Those of SQLite by their revision, those of PostgreSQL with their folder before it."""
 SECONDS = 90.0
-
-pytestmark = pytest.mark.backend("sqlite")
 
 
 def about(name: str) -> dict[str, Any]:
     return json.loads((MUSEUM / name / "about.json").read_text(encoding="utf-8"))
 
 
-def readable(name: str) -> bool:
-    return about(name)["revision"] == STORAGE_REVISION
+def of_postgres(name: str) -> bool:
+    return name.startswith(f"{POSTGRES}/")
 
 
-READABLE = [name for name in EXHIBITS if readable(name)]
-REFUSED = [name for name in EXHIBITS if not readable(name)]
+READABLE = [name for name in EXHIBITS if about(name)["revision"] == STORAGE_REVISION]
+REFUSED = [name for name in EXHIBITS if name not in READABLE]
+NEWEST = [next(name for name in READABLE if of_postgres(name) is there) for there in (False, True)]
 
 
-def contents(folder: Path) -> dict[str, str]:
+class Copied:
+    """A copy of an exhibit of SQLite."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.turns: dict[str, str] = about(name)["turns"]
+        self.folder = folder / "store"
+        shutil.copytree(MUSEUM / name, self.folder, ignore=shutil.ignore_patterns("about.json"))
+
+    def open(self, *, read_only: bool = False) -> Any:
+        if read_only:
+            return LocalBackend.open(self.folder, read_only=True)
+        return LocalBackend.open(self.folder, synchronous="NORMAL")
+
+    async def contents(self) -> dict[str, str]:
+        return files(self.folder)
+
+    async def change(self, statement: str) -> None:
+        connection = apsw.Connection(str(self.folder / "durable.db"))
+        connection.execute(statement)
+        connection.close()
+
+
+class Restored:
+    """An exhibit of PostgreSQL, in a database of its own."""
+
+    def __init__(self, name: str, dsn: str) -> None:
+        self.name = name
+        self.turns: dict[str, str] = about(name)["turns"]
+        self._dsn = dsn
+
+    async def restore(self) -> None:
+        await self.change(gzip.decompress((MUSEUM / self.name / DUMP).read_bytes()).decode())
+
+    def open(self, *, read_only: bool = False) -> Any:
+        return PostgresBackend.open(self._dsn, schema=SCHEMA, read_only=read_only)
+
+    async def contents(self) -> dict[str, str]:
+        """Every row of every table."""
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            tables = await connection.fetch("select tablename from pg_tables where schemaname = $1", SCHEMA)
+            found = {}
+            for (table,) in tables:
+                rows = await connection.fetch(f"select t::text from {SCHEMA}.{table} t order by 1")
+                found[table] = "\n".join(row for (row,) in rows)
+            return found
+        finally:
+            await connection.close()
+
+    async def change(self, statement: str) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
-def copied(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    folder = tmp_path / "store"
-    shutil.copytree(MUSEUM / request.param, folder, ignore=shutil.ignore_patterns("about.json"))
-    return folder
+async def copied(tmp_path: Path, request: pytest.FixtureRequest, new_database: NewDatabase) -> Copied | Restored:
+    if not of_postgres(request.param):
+        return Copied(request.param, tmp_path)
+    server = shared_postgres()
+    restored = Restored(request.param, server.dsn(await new_database(server)))
+    await restored.restore()
+    return restored
 
 
 def test_this_revision_is_on_show() -> None:
-    assert READABLE, f"nothing was recorded by revision {STORAGE_REVISION}: python -m tests.museum.record"
+    recorded = {of_postgres(name) for name in READABLE}
+    assert recorded == {False, True}, f"revision {STORAGE_REVISION} is not recorded: python -m tests.museum.record"
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_an_exhibit_is_as_it_was_recorded(name: str) -> None:
-    found = contents(MUSEUM / name)
+    found = files(MUSEUM / name)
     del found["about.json"]
 
     assert found == about(name)["files"]
 
 
 @pytest.mark.spec("BE-27")
-@pytest.mark.parametrize(("copied", "name"), [(name, name) for name in READABLE], indirect=["copied"])
-async def test_everything_is_read_as_it_was_left_and_reading_changes_nothing(copied: Path, name: str) -> None:
-    before = contents(copied)
-    turns = about(name)["turns"]
+@pytest.mark.parametrize("copied", READABLE, indirect=True)
+async def test_everything_is_read_as_it_was_left_and_reading_changes_nothing(copied: Copied | Restored) -> None:
+    before = await copied.contents()
+    turns = copied.turns
 
-    async with LocalBackend.open(copied, read_only=True) as backend, DurableRuntime(backend=backend) as runtime:
+    async with copied.open(read_only=True) as backend, DurableRuntime(backend=backend) as runtime:
         for shown, what in SHOWN.items():
             session = runtime.get_session(key(what.session or shown))
             assert (await session.get_turn(turns[shown]).status()).status is what.recorded, shown
@@ -89,19 +154,19 @@ async def test_everything_is_read_as_it_was_left_and_reading_changes_nothing(cop
         findings = await HostOperations(backend).doctor(deep=True)
         assert [one for one in findings.findings if one.severity == "damage"] == []
 
-    assert contents(copied) == before
+    assert await copied.contents() == before
 
 
 @pytest.mark.spec("BE-27")
-@pytest.mark.parametrize(("copied", "name"), [(name, name) for name in READABLE], indirect=["copied"])
-async def test_a_host_of_this_release_brings_every_turn_to_its_end(copied: Path, name: str) -> None:
-    turns = about(name)["turns"]
+@pytest.mark.parametrize("copied", READABLE, indirect=True)
+async def test_a_host_of_this_release_brings_every_turn_to_its_end(copied: Copied | Restored) -> None:
+    turns = copied.turns
     gates = Gates()
     for gate in ("paused", "pausing", "cancelling", "running", "in a tool"):
         gates.open(gate)
     async with (
         asyncio.timeout(SECONDS),
-        LocalBackend.open(copied, synchronous="NORMAL") as backend,
+        copied.open() as backend,
         DurableRuntime(
             backend=backend,
             harnesses=[harness(gates), harness(gates, ELSEWHERE)],
@@ -123,7 +188,7 @@ async def test_a_host_of_this_release_brings_every_turn_to_its_end(copied: Path,
         repeated = await runtime.create_session(key("completed"), AGENT)
         assert (await repeated.submit("submit-completed", "completed")).turn_id == turns["completed"]
 
-    async with LocalBackend.open(copied, synchronous="NORMAL") as backend:
+    async with copied.open() as backend:
         for shown, what in SHOWN.items():
             session = key(what.session or shown)
             wrong = [
@@ -169,45 +234,49 @@ async def _help(turn: DurableTurn, operations: HostOperations) -> None:
 
 @pytest.mark.spec("BE-27")
 @pytest.mark.parametrize("copied", REFUSED, indirect=True)
-async def test_a_development_revision_of_the_past_is_refused_and_keeps_every_byte(copied: Path) -> None:
+async def test_a_development_revision_of_the_past_is_refused_and_keeps_every_byte(copied: Copied | Restored) -> None:
     await _refused(copied, UnknownFormat)
 
 
-NEWER: dict[str, str] = {
-    "the next format": f"pragma user_version={STORAGE_FORMAT + 1}",
-    "the next revision": "update meta set value='8.dev999' where key='revision'",
-    "no format": "pragma user_version=0",
-    "a revision nobody wrote": "delete from meta where key='revision'",
+NEWER: dict[str, tuple[str, str]] = {
+    "the next format": (
+        f"pragma user_version={STORAGE_FORMAT + 1}",
+        f"update museum.durable_meta set value='{STORAGE_FORMAT + 1}' where key='format'",
+    ),
+    "the next revision": (
+        "update meta set value='8.dev999' where key='revision'",
+        "update museum.durable_meta set value='8.dev999' where key='revision'",
+    ),
+    "no format": ("pragma user_version=0", "delete from museum.durable_meta where key='format'"),
+    "a revision nobody wrote": (
+        "delete from meta where key='revision'",
+        "delete from museum.durable_meta where key='revision'",
+    ),
 }
+"""What is done to an exhibit of SQLite and to one of PostgreSQL."""
 
 
 @pytest.mark.spec("BE-27")
 @pytest.mark.parametrize("change", NEWER.values(), ids=NEWER.keys())
-@pytest.mark.parametrize("copied", READABLE[-1:], indirect=True)
+@pytest.mark.parametrize("copied", NEWEST, indirect=True)
 async def test_a_store_of_a_release_that_is_not_here_yet_is_refused_and_keeps_every_byte(
-    copied: Path, change: str
+    copied: Copied | Restored, change: tuple[str, str]
 ) -> None:
-    _changed(copied, change)
+    await copied.change(change[of_postgres(copied.name)])
     await _refused(copied, UnknownFormat)
 
 
-@pytest.mark.parametrize("copied", READABLE[-1:], indirect=True)
-async def test_a_database_of_somebody_else_is_refused_and_keeps_every_byte(copied: Path) -> None:
-    _changed(copied, "pragma application_id=1")
+@pytest.mark.parametrize("copied", NEWEST[:1], indirect=True)
+async def test_a_database_of_somebody_else_is_refused_and_keeps_every_byte(copied: Copied) -> None:
+    await copied.change("pragma application_id=1")
     await _refused(copied, NotADatabase)
 
 
-def _changed(folder: Path, statement: str) -> None:
-    connection = apsw.Connection(str(folder / "durable.db"))
-    connection.execute(statement)
-    connection.close()
-
-
-async def _refused(folder: Path, error: type[Exception]) -> None:
-    before = contents(folder)
+async def _refused(copied: Copied | Restored, error: type[Exception]) -> None:
+    before = await copied.contents()
     for read_only in (False, True):
         with pytest.raises(error) as refused:
-            async with LocalBackend.open(folder, read_only=read_only):
+            async with copied.open(read_only=read_only):
                 pass
         assert not isinstance(refused.value, NotFound)
-    assert contents(folder) == before
+    assert await copied.contents() == before
