@@ -9,12 +9,21 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
-from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Misuse, Unavailable, UsedAfterFork
+from agentscope_durable.contracts.commands import Claim
+from agentscope_durable.contracts.errors import (
+    HostClosed,
+    InvalidRequest,
+    Misuse,
+    Unavailable,
+    Uncertain,
+    UsedAfterFork,
+)
 from agentscope_durable.contracts.events import Committed, SessionStreamEvent
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.options import EventDeltaType, EventStreamOptions
@@ -624,3 +633,47 @@ async def test_a_host_that_ends_claims_nothing_of_what_it_was_just_looking_for(h
     view = await (await hosts.open()).get_session(KEY).get_turn(turn.turn_id).status()
 
     assert (view.status, view.lease, view.runs) == (TurnStatus.QUEUED, None, 0)
+
+
+class Late:
+    """A backend whose first claim is answered by nobody, and is carried out when it is told to."""
+
+    def __init__(self, backend: TransactionalSessionBackend) -> None:
+        self._backend = backend
+        self.late: tuple[Any, dict[str, Any]] | None = None
+        self.asked = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def execute(self, command: Any, **options: Any) -> Any:
+        if not isinstance(command, Claim):
+            return await self._backend.execute(command, **options)
+        self.late = self.late or (command, options)
+        self.asked.set()
+        raise Uncertain("the claim", reason="a test lost the answer")
+
+    async def arrive(self) -> Any:
+        assert self.late is not None
+        command, options = self.late
+        return await self._backend.execute(command, **options)
+
+
+@pytest.mark.spec("LF-02", "LF-10")
+async def test_a_claim_that_is_carried_out_when_its_host_has_closed_is_taken_over(
+    hosts: Hosts, clock: ManualClock
+) -> None:
+    """Found by the simulator: the lease had been given back, so nobody found what the dead host owned."""
+    backend = Late(hosts.backend)
+    first = await hosts.open([final("done")], backend=backend)
+    turn = await (await first.create_session(KEY, "agent")).submit("r1", "a")
+    async with asyncio.timeout(SECONDS):
+        await backend.asked.wait()
+    await first.close()
+    assert (await backend.arrive()).turn_id == turn.turn_id
+
+    second = await hosts.open([final("done")])
+    clock.advance(LEASE_MS + 1)
+
+    again = second.get_session(KEY).get_turn(turn.turn_id)
+    assert str(await again.wait(timeout=SECONDS)) == "done"

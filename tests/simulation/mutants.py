@@ -20,7 +20,7 @@ from agentscope_durable.contracts.status import Severity
 from agentscope_durable.domain.rules import RULES
 from agentscope_durable.domain.step import tools
 from agentscope_durable.runtime import dispatch, scheduler
-from agentscope_durable.runtime.host import Delivery
+from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.stores.records.memory import MemoryRecordStore
@@ -193,10 +193,21 @@ def dropped_is_damage() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def released_lease() -> Iterator[None]:
+    """A host that closes gives its lease back although a claim of its may still be carried out."""
+    Host.unheard = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del Host.unheard
+
+
 FORMER: dict[str, Callable[[], Any]] = {
     "stolen_lease": stolen_lease,
     "away_is_damage": away_is_damage,
     "dropped_is_damage": dropped_is_damage,
+    "released_lease": released_lease,
     "forgotten_result": forgotten_result,
     "lost_task": lost_task,
 }

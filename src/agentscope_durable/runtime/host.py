@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -44,6 +45,8 @@ class Host:
         draining: claim nothing new.
         closing: bring what runs to a boundary and give it back.
         ended: it is closed; nothing is tried again.
+        unheard: a claim had no answer. It may be carried out even after this host has ended, and what it takes is then
+            found under this host's lease alone: that must run out by itself.
         recover_every_step: drop a Run wherever a Step or a part of it is stored and nothing is under way, and take it
             over: every Step then begins from what is stored.
     """
@@ -68,6 +71,7 @@ class Host:
         self.draining = False
         self.closing = False
         self.ended = False
+        self.unheard = False
         self.recover_every_step = recover_every_step
         self._on_error = on_error
 
@@ -128,11 +132,17 @@ class Delivery:
         """
         environment = self._host.environment
         wait, deadline = RETRY_WAIT, environment.monotonic() + RETRY_SECONDS_MAX
+        claims = isinstance(command, Claim | ClaimExecution)
         while True:
             try:
                 return await self._host.execute(command)
+            except asyncio.CancelledError:
+                self._host.unheard = self._host.unheard or claims
+                raise
             except (Retry, Unconfirmed) as error:
-                self.unsure = self.unsure or isinstance(error, Unconfirmed)
+                if isinstance(error, Unconfirmed):
+                    self.unsure = True
+                    self._host.unheard = self._host.unheard or claims
                 if isinstance(error, LASTING) or self._host.ended or environment.monotonic() > deadline:
                     raise
                 log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)

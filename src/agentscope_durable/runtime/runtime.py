@@ -287,7 +287,8 @@ class DurableRuntime:
         """End this host; durable work and the backend stay as they are (LF-02).
 
         No new claims, up to `close_timeout` for Runs to reach a boundary, then everything is given back and the lease
-        released. Open streams end. Safe to call twice, and from a callback or a tool (LF-09).
+        released. It runs out by itself if the answer to a claim was lost: that may still be carried out. Open streams
+        end. Safe to call twice, and from a callback or a tool (LF-09).
         """
         if self._closing is None:
             if self._door.closed:
@@ -316,7 +317,7 @@ class DurableRuntime:
             clean = await self._nothing_owned()
             self._host.ended = True
             if self._heartbeat is not None:
-                await self._heartbeat.stop(release=clean)
+                await self._heartbeat.stop(release=clean and not self._host.unheard)
         except Exception as error:  # noqa: BLE001 - what could not be released expires by itself
             self._host.report(error, "closing the host was not complete", owner=self.owner)
         finally:
