@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import NotFound
 from agentscope_durable.contracts.identity import SessionKey
@@ -88,7 +88,7 @@ def test_the_session_log_of_a_beta_is_no_part_of_an_upgrade() -> None:
 
 @pytest.mark.spec("BE-26")
 @pytest.mark.backend("sqlite")
-async def test_another_backend_neither_reads_nor_moves_what_is_in_sqlite(tmp_path: Path) -> None:
+async def test_another_backend_neither_reads_nor_moves_what_is_in_sqlite(tmp_path: Path, database: str) -> None:
     assert "nothing is looked for, copied or moved, and the old store stays as it is" in words("versioning.md")
     key = SessionKey("app", "c1")
     harness = Harness("agent", "v1", ScriptedHarness([final()]))
@@ -99,8 +99,12 @@ async def test_another_backend_neither_reads_nor_moves_what_is_in_sqlite(tmp_pat
         await (await runtime.create_session(key, "agent")).submit("r1", "in flight")
     before = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
 
-    async with LocalBackend.open(tmp_path / "second") as other:
-        for backend in (other, TransactionalSessionBackend(MemoryRecordStore(), wakeups=LocalWakeups())):
+    memory = TransactionalSessionBackend(MemoryRecordStore(), wakeups=LocalWakeups())
+    async with (
+        LocalBackend.open(tmp_path / "second") as folder,
+        PostgresBackend.open(database, schema="durable", initialize_schema=True) as postgres,
+    ):
+        for backend in (folder, memory, postgres):
             async with DurableRuntime(backend=backend, harnesses=[harness]) as runtime:
                 await runtime.start()
                 assert len(await runtime.list_sessions("app")) == 0

@@ -11,7 +11,15 @@ import pytest
 from agentscope_durable.backend.transaction import NoWakeups
 from agentscope_durable.contracts.bodies import body_of
 from agentscope_durable.contracts.change import LEASE_KEPT_MS
-from agentscope_durable.contracts.commands import Claim, ClaimExecution, ReconcileTool, ReleaseTurn, RunEnd
+from agentscope_durable.contracts.commands import (
+    Claim,
+    ClaimExecution,
+    CommitStep,
+    ReconcileTool,
+    ReleaseTurn,
+    RunEnd,
+    RunEndKind,
+)
 from agentscope_durable.contracts.errors import Fenced, Misuse, TurnFailed, Unavailable, Uncertain
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import OPEN_CONDITIONS_MAX
@@ -29,7 +37,9 @@ from agentscope_durable.contracts.views import RecoveryPolicy, ToolView
 from agentscope_durable.executors.function import FunctionExecutor
 from agentscope_durable.runtime.handles import DurableTurn
 from agentscope_durable.runtime.hints import LocalWakeups
+from agentscope_durable.runtime.host import RETRY_SECONDS_MAX
 from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.spi.environment import SystemEnvironment
 from agentscope_durable.spi.executor import Succeeded
 from agentscope_durable.spi.harness import RunContext
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
@@ -401,33 +411,53 @@ async def test_a_failure_record_that_cannot_be_committed_is_not_claimed(hosts: H
     backend = hosts.backend
 
     class Flaky:
-        """Every command of the owner fails for a while."""
+        """Away for the owner from the moment at which it says that its Run has failed."""
 
-        broken = False
+        def __init__(self):
+            self.refused = []
 
         def __getattr__(self, name):
             return getattr(backend, name)
 
         async def execute(self, command, **options):
-            if self.broken and type(command).__name__ == "CommitStep":
+            if isinstance(command, CommitStep) and (self.refused or ends_in_failure(command)):
+                self.refused.append(command)
                 raise Unavailable("the store is away")
             return await backend.execute(command, **options)
 
-    flaky, gates = Flaky(), Gates()
+    class Patience(SystemEnvironment):
+        """Its time can be let pass: a host asks again for minutes before it says that it cannot."""
+
+        passed = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.passed
+
+    flaky, gates, patience = Flaky(), Gates(), Patience()
     script = [say("kept"), Stall(gate="g"), Fail(runs=1), final("ok")]
-    first = await hosts.open(ScriptedHarness(script, gates=gates), backend=flaky)
+    first = await hosts.open(ScriptedHarness(script, gates=gates), backend=flaky, environment=patience)
     turn = await submit(first)
     await gates.reached("g")
-    flaky.broken = True
     gates.open("g")
+    await until(lambda: len(flaky.refused) > 1)
+    assert not any(isinstance(error, Unavailable) for error in hosts.errors), "it asks again first"
+    patience.passed = RETRY_SECONDS_MAX + 1
+    await until(lambda: any(isinstance(error, Unavailable) for error in hosts.errors))
+
+    view = await hosts.backend.query(_question(turn))
+    assert (view.status, view.recovery, view.runs) == (TurnStatus.RUNNING, None, 1)
+    assert [run.status for run in await turn.list_runs()] == [RunStatus.RUNNING]
     kill(first)
-    assert (await hosts.backend.query(_question(turn))).recovery is None
     clock.advance(LEASE_MS + 1)
     second = await hosts.open(ScriptedHarness(script, gates=gates))
     again = second.get_session(KEY).get_turn(turn.turn_id)
 
     assert str(await again.wait(SECONDS)) == "ok"
     assert [message.text for message in await again.history()] == ["a", "kept", "ok"]
+
+
+def ends_in_failure(command: CommitStep) -> bool:
+    return command.end is not None and command.end.kind is RunEndKind.FAILED
 
 
 def _question(turn):
