@@ -16,6 +16,7 @@ from typing import Any
 
 from agentscope_durable import _failpoints
 from agentscope_durable.assembly import LocalBackend, PostgresBackend
+from agentscope_durable.contracts.identity import MAIN_THREAD_ID
 from agentscope_durable.contracts.status import WaitKind
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -166,17 +167,41 @@ async def work_to_a_gate(job: dict[str, Any]) -> None:
         await turn.wait(90)
 
 
+class _Held:
+    """An adapter that runs the main Thread only when it is let: its Turn is this host's meanwhile."""
+
+    def __init__(self, adapter: HarnessAdapter) -> None:
+        self._adapter = adapter
+        self.in_hand, self.let = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    async def run(self, context: Any) -> Any:
+        if context.start.thread_id == MAIN_THREAD_ID:
+            self.in_hand.set()
+            await self.let.wait()
+        return await self._adapter.run(context)
+
+
 async def poison(job: dict[str, Any]) -> None:
-    """C28: whoever runs this Turn is killed where the job says; its neighbour is run as usual."""
+    """C28: whoever runs this Turn is killed where the job says; its neighbour's are run while it is in hand."""
     from tests.cases.test_c28_poison import harness_of
 
-    async with host(job, harness_of(job["kind"], die)) as runtime:
+    held: Any = _Held(harness_of(job["kind"], die))
+    async with host(job, held) as runtime:
         session = await runtime.create_session(KEY, "agent")
-        await runtime.start()
         neighbour = await session.create_thread("neighbour", "agent")
-        await neighbour.call("r2", "harmless", timeout=90)
+        await runtime.start()
         turn = await session.submit("r1", job["poison"])
-        await turn_is(turn, "WAITING")
+        parked = asyncio.create_task(turn_is(turn, "WAITING"))
+        in_hand = asyncio.create_task(held.in_hand.wait())
+        await asyncio.wait({parked, in_hand}, return_when=asyncio.FIRST_COMPLETED)
+        answer = await neighbour.call(f"n{job['number']}", "harmless", timeout=90)
+        print(json.dumps({"answer": str(answer), "in_hand": held.in_hand.is_set()}), flush=True)
+        held.let.set()
+        await parked
+        in_hand.cancel()
 
 
 async def cancel_what_is_slow(job: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,22 +67,25 @@ async def test_a_turn_that_kills_every_process_is_parked_for_a_person(
     forks: ForkServer, tmp_path: Path, kind: str, backend: str, poison: str
 ) -> None:
     job = {**job_of(backend, tmp_path), "kind": kind, "poison": poison}
+    # The neighbour asks the model too, and before.
     kill_at = "model.request.before:2" if poison == "model" else ""
-    deaths = 0
+    deaths, beside = 0, []
     for number in range(TAKEOVERS_MAX + 4):
-        # The neighbour asks the model too, in the first process only.
-        place = kill_at if number == 0 else kill_at.replace(":2", ":1")
-        ended = forks.run("tests.cases.programs:poison", job, failpoint=place)
+        ended = forks.run("tests.cases.programs:poison", {**job, "number": number}, failpoint=kill_at)
+        beside.append(json.loads(ended.output.splitlines()[0]))
         if not ended.killed:
             break
         deaths += 1
     assert ended.code == 0, ended.output
     assert deaths == TAKEOVERS_MAX + 1
+    # Whether the poison was in hand, as all but the last time, or parked: who is beside it is served.
+    assert beside == [{"answer": "fine", "in_hand": number < deaths} for number in range(deaths + 1)]
 
     async with opening(job) as store, DurableRuntime(backend=store) as api:
         session = api.get_session(KEY)
         (view,) = await session.list_turns()
         assert view.status is TurnStatus.WAITING
+        assert [one.runs for one in await session.get_thread("neighbour").list_turns()] == [1] * len(beside)
         (waiting,) = view.waiting_on
         assert waiting.kind is WaitKind.OPERATOR
         turn = session.get_turn(view.turn_id)

@@ -434,10 +434,12 @@ async def test_a_failure_record_that_cannot_be_committed_is_not_claimed(hosts: H
             return super().monotonic() + self.passed
 
     flaky, gates, patience = Flaky(), Gates(), Patience()
-    script = [say("kept"), Stall(gate="g"), Fail(runs=1), final("ok")]
-    first = await hosts.open(ScriptedHarness(script, gates=gates), backend=flaky, environment=patience)
+    begun = [say("kept"), Stall(gate="g")]
+    failing = ScriptedHarness([*begun, Fail()], gates=gates)
+    first = await hosts.open(failing, backend=flaky, environment=patience)
     turn = await submit(first)
     await gates.reached("g")
+    before, runs = await turn.status(), await turn.list_runs()
     gates.open("g")
     await until(lambda: len(flaky.refused) > 1)
     assert not any(isinstance(error, Unavailable) for error in hosts.errors), "it asks again first"
@@ -445,11 +447,11 @@ async def test_a_failure_record_that_cannot_be_committed_is_not_claimed(hosts: H
     await until(lambda: any(isinstance(error, Unavailable) for error in hosts.errors))
 
     view = await hosts.backend.query(_question(turn))
-    assert (view.status, view.recovery, view.runs) == (TurnStatus.RUNNING, None, 1)
-    assert [run.status for run in await turn.list_runs()] == [RunStatus.RUNNING]
+    assert (view.status, view.recovery, view.revision) == (TurnStatus.RUNNING, None, before.revision)
+    assert await turn.list_runs() == runs
     kill(first)
     clock.advance(LEASE_MS + 1)
-    second = await hosts.open(ScriptedHarness(script, gates=gates))
+    second = await hosts.open(ScriptedHarness([*begun, final("ok")], gates=gates))
     again = second.get_session(KEY).get_turn(turn.turn_id)
 
     assert str(await again.wait(SECONDS)) == "ok"
