@@ -11,6 +11,7 @@ import pytest
 
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.identity import SessionKey
+from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.environment import SystemEnvironment
 from agentscope_durable.spi.record_store import Reads, ReadyScan
@@ -19,8 +20,9 @@ from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, 
 from tests.every_store import STORES, shelf
 from tests.runtime.conftest import Hosts, kill, until
 
-BRAINS, LOST, ROUNDS = 5, 100, 60
-WORK = SessionKey("app", "work")
+BRAINS, LOST, QUEUED, ROUNDS = 5, 100, 10, 60
+WORK = [SessionKey("app", f"work-{number}") for number in range(2)]
+"""A Session has at most 64 Threads at work."""
 
 
 class Rounds(SystemEnvironment):
@@ -59,7 +61,12 @@ async def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 async def test_hosts_without_room_write_nothing_over_what_waits_for_them(hosts: Hosts) -> None:
     store: Any = hosts.backend.records
     gates = Gates()
-    harness = ScriptedHarness({"busy": [Stall(gate="busy"), final("busy")], "": [final("done")]}, gates=gates)
+    scripts = {
+        "busy": [Stall(gate="busy"), final("busy")],
+        "begun": [Stall(gate="lost"), final("done")],
+        "": [final("done")],
+    }
+    harness = ScriptedHarness(scripts, gates=gates)
 
     environments = [Rounds() for _ in range(BRAINS)]
     options = {"parallelism": 1, "poll_interval": 0.01}
@@ -71,22 +78,45 @@ async def test_hosts_without_room_write_nothing_over_what_waits_for_them(hosts: 
     for brain in brains:
         await brain.start()
 
-    async def owned() -> bool:
-        owners = {lease.owner for lease in await store.owners()}
-        held = [await store.ready(ReadyScan(keys.READY_LEASE, owner)) for owner in owners]
-        return sum(len(page.items) for page in held) == BRAINS
+    async def in_hand(*owners: str) -> int:
+        held = [await store.ready(ReadyScan(keys.READY_LEASE, owner, None, 2 * LOST)) for owner in owners]
+        return sum(len(page.items) for page in held)
 
-    await until(owned)
-    # Nobody has room left. A sixth host has taken a hundred Turns by itself, and dies.
-    work = await brains[0].create_session(WORK, "agent")
-    turns = []
-    for number in range(LOST):
-        thread = await work.create_thread(f"t{number:03}", "agent")
-        turns.append(await thread.submit(f"r{number}", "go"))
+    async def all_busy() -> bool:
+        return await in_hand(*(brain.owner for brain in brains)) == BRAINS
 
-    async def state() -> tuple[int, int, int]:
-        records = [await store.inner.read(keys.partition(key), Reads()) for key in (WORK, busy.key)]
-        return records[0].rev, records[1].rev, hosts.backend.wakeups().count
+    await until(all_busy)
+    # Nobody has room left. A sixth host takes a hundred Turns by itself, and dies; ten more nobody has begun.
+    doomed = await hosts.open(harness, parallelism=LOST, poll_interval=0.5, lease=2.0)
+    work = [await doomed.create_session(key, "agent") for key in WORK]
+
+    async def submitted(number: int, asked: str) -> Any:
+        name = f"{asked}-{number}"
+        thread = await work[number % 2].create_thread(name, "agent")
+        return await thread.submit(name, asked)
+
+    lost = [await submitted(number, "begun") for number in range(LOST)]
+    # Each is asked until it runs, and not again: it runs until its gate is opened.
+    waiting = list(lost)
+
+    async def all_run() -> bool:
+        while waiting and (await waiting[-1].status()).status is TurnStatus.RUNNING:
+            waiting.pop()
+        return not waiting
+
+    await until(all_run)
+    kill(doomed)
+    queued = [await submitted(number, "go") for number in range(QUEUED)]
+
+    async def expired() -> bool:
+        return not any(lease.alive for lease in await store.owners() if lease.owner == doomed.owner)
+
+    await until(expired)
+    assert await in_hand(doomed.owner) == LOST
+
+    async def state() -> tuple[list[int], int]:
+        records = [await store.inner.read(keys.partition(key), Reads()) for key in (*WORK, busy.key)]
+        return [one.rev for one in records], hosts.backend.wakeups().count
 
     before, transacted = await state(), store.calls["transact"]
     looked = [one.looks for one in environments]
@@ -95,49 +125,9 @@ async def test_hosts_without_room_write_nothing_over_what_waits_for_them(hosts: 
     assert await state() == before, "no commit and no hint, however often they looked"
     assert store.calls["transact"] == transacted, "nor did anybody ask for one"
 
-    # With room again, each is run once.
-    gates.open("busy")
-    for turn in turns:
-        assert str(await turn.wait(90)) == "done"
-    assert [(await turn.status()).runs for turn in turns] == [1] * LOST
-
-
-@pytest.mark.case("C27")
-async def test_turns_of_a_dead_host_are_left_alone_by_hosts_without_room_and_then_run_on_once(hosts: Hosts) -> None:
-    store: Any = hosts.backend.records
-    gates = Gates()
-    script = {"busy": [Stall(gate="busy"), final("busy")], "": [Stall(gate="lost"), final("done")]}
-    harness = ScriptedHarness(script, gates=gates)
-    doomed = await hosts.open(harness, parallelism=10, poll_interval=0.01, lease=2.0)
-    work = await doomed.create_session(WORK, "agent")
-    turns = [await (await work.create_thread(f"t{n}", "agent")).submit(f"r{n}", "go") for n in range(10)]
-
-    async def all_run() -> bool:
-        return all([(await turn.status()).status == "RUNNING" for turn in turns])
-
-    await until(all_run)
-    environment = Rounds()
-    busy = await doomed.create_session(SessionKey("app", "busy"), "agent")
-    brain = await hosts.open(harness, parallelism=1, poll_interval=0.01, environment=environment, start=False)
-    await busy.submit("busy", "busy")
-    await brain.start()
-    await gates.reached("busy")
-    kill(doomed)
-
-    async def expired() -> bool:
-        return not any(lease.alive for lease in await store.owners() if lease.owner == doomed.owner)
-
-    await until(expired)
-
-    async def state() -> int:
-        return (await store.inner.read(keys.partition(WORK), Reads())).rev
-
-    before, looked = await state(), environment.looks
-    await until(lambda: environment.looks - looked > ROUNDS)
-    assert await state() == before
-
+    # With room again, each is run once more, or once.
     gates.open("busy")
     gates.open("lost")
-    for turn in turns:
+    for turn in (*lost, *queued):
         assert str(await turn.wait(90)) == "done"
-    assert [(await turn.status()).runs for turn in turns] == [2] * 10
+    assert [(await turn.status()).runs for turn in (*lost, *queued)] == [2] * LOST + [1] * QUEUED

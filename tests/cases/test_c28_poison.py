@@ -72,11 +72,11 @@ async def test_a_turn_that_kills_every_process_is_parked_for_a_person(
     deaths, beside = 0, []
     for number in range(TAKEOVERS_MAX + 4):
         ended = forks.run("tests.cases.programs:poison", {**job, "number": number}, failpoint=kill_at)
+        assert ended.killed or ended.code == 0, ended.output
         beside.append(json.loads(ended.output.splitlines()[0]))
         if not ended.killed:
             break
         deaths += 1
-    assert ended.code == 0, ended.output
     assert deaths == TAKEOVERS_MAX + 1
     # Whether the poison was in hand, as all but the last time, or parked: who is beside it is served.
     assert beside == [{"answer": "fine", "in_hand": number < deaths} for number in range(deaths + 1)]
