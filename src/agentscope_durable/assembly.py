@@ -285,7 +285,8 @@ class PostgresBackend(TransactionalSessionBackend):
                 find what changed by polling (PG-08). It is not closed with the backend.
             live_events: transport of previews; by default within this process.
             policy: authorisation inside the transaction (BE-18).
-            heartbeat_dsn: where leases are renewed, over a connection of their own; None: as `where` says.
+            heartbeat_dsn: where leases are renewed, over a connection of their own: another way to the same database;
+                None: as `where` says.
             statement_timeout: seconds that one statement may take.
             environment: time, chance and threads.
 
@@ -297,7 +298,8 @@ class PostgresBackend(TransactionalSessionBackend):
             StoreReadOnly: the server is a standby, or takes no writes, and not only reading was asked for.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
-            InvalidRequest: tables are to be made, and nothing is to be written.
+            InvalidRequest: tables are to be made, and nothing is to be written; or `heartbeat_dsn` leads to another
+                database.
         """
         if read_only and initialize_schema:
             raise InvalidRequest("who only reads makes no tables", path="initialize_schema")

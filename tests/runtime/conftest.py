@@ -87,7 +87,7 @@ class _Nowhere:
     async def query(self, question: Any, **_: Any) -> Any:
         raise HostClosed("backend of a dead host")
 
-    ready = owners = dead_owners = forget_owner = put_body = open_body = query
+    ready = ready_classes = owners = dead_owners = forget_owner = put_body = open_body = query
 
     def wakeups(self) -> Any:
         return self._backend.wakeups()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 from collections.abc import AsyncGenerator, Callable
@@ -24,6 +25,7 @@ from agentscope_durable.contracts.status import Audience, Severity, TurnStatus, 
 from agentscope_durable.domain.examination import RECORD_KINDS
 from agentscope_durable.domain.objects import ORPHAN_AGE_MS
 from agentscope_durable.runtime.operations import HostOperations
+from agentscope_durable.spi.executor import Succeeded
 from agentscope_durable.testing.faulty_record_store import FaultyRecordStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_harness import (
@@ -38,7 +40,7 @@ from agentscope_durable.testing.scripted_harness import (
     think,
 )
 from tests.backend.test_queries import Chance
-from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, turn_is
+from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, turn_is, until
 from tests.runtime.test_recovery import LEASE_MS
 from tests.runtime.test_settlement import Remote
 
@@ -559,6 +561,51 @@ async def test_a_host_that_is_gone_and_still_owns_work(hosts: Hosts, clock: Manu
     again = await hosts.open(ScriptedHarness([Stall(gate="g"), final()], gates=gates))
     await again.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS)
     assert (await HostOperations(hosts.backend).doctor()).sound
+
+
+class Mute(Remote):
+    """It does what it is asked for and never says so, unless it is asked again."""
+
+    async def execute(self, request: Any) -> Any:
+        self.started.append(request.execution_id)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.case("C18")
+async def test_what_a_host_owns_that_has_lost_its_lease_is_told_and_taken_over(
+    hosts: Hosts, backend: TransactionalSessionBackend
+) -> None:
+    """Nobody who looks through leases would find it. A host whose lease was renewed in another database was one."""
+    gates = Gates()
+    scripts = {
+        "": [Stall(gate="g", obedient=False), final("done")],
+        "call": [external("hands", "work"), final("called")],
+    }
+    remote = Mute()
+    host = await hosts.open(ScriptedHarness(scripts, gates=gates), executors={"hands": remote})
+    session = await host.create_session(KEY, "agent")
+    turn = await session.submit("r1", "go")
+    calling = await (await session.create_thread("other", "agent")).submit("r2", "call")
+    await gates.reached("g")
+    await turn_is(calling, TurnStatus.WAITING)
+    await until(lambda: bool(remote.started))
+    kill(host)
+    await backend.records.release(host.owner)
+    assert await backend.owners() == []
+
+    found = await HostOperations(backend).doctor()
+
+    [finding] = found.findings
+    assert (finding.check, finding.severity, finding.subject) == ("hosts", Severity.TROUBLE, host.owner)
+    assert finding.problem == "it has no lease and still owns 1 Thread, 1 call" and not found.sound
+    gates.open("g")
+    remote.outcome = Succeeded(value="worked")
+    again = await hosts.open(ScriptedHarness(scripts, gates=gates), executors={"hands": remote})
+    there = again.get_session(KEY)
+    assert str(await there.get_turn(turn.turn_id).wait(SECONDS)) == "done"
+    assert str(await there.get_thread("other").get_turn(calling.turn_id).wait(SECONDS)) == "called"
+    assert len(remote.started) == 1
+    assert (await HostOperations(backend).doctor()).sound
 
 
 @sqlite

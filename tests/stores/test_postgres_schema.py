@@ -35,6 +35,7 @@ from agentscope_durable.stores.records._postgres_tables import TABLES
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.testing.record_store import NOTHING, always, change
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
+from tests.servers.fixtures import NewDatabase
 from tests.servers.server import PgBouncerServer, PostgresServer
 from tests.servers.stores import schema_of
 
@@ -348,6 +349,57 @@ async def test_where_no_store_can_be_is_said(postgres: PostgresServer, dsn: Any,
     where = dsn.format(port=postgres.port) if isinstance(dsn, str) else dsn
     with pytest.raises(error):
         await PostgresBackend.open(where)
+
+
+@pytest.mark.case("C18")
+async def test_leases_are_renewed_where_everybody_looks_for_them_or_the_store_is_not_opened(
+    postgres: PostgresServer, new_database: NewDatabase, administrator: asyncpg.Connection, schema: str, role: str
+) -> None:
+    """A host whose lease stood in another database was alive to itself alone, and its Turns were never taken over."""
+    another = postgres.dsn(await new_database(postgres))
+    for place in (postgres.dsn(), another):
+        await PostgresBackend.initialize_schema(place, schema=schema)
+    dsn = postgres.dsn().replace("durable@", f"{role}@")
+    refusals: list[tuple[str, type[DurableError], str]] = [
+        (another, InvalidRequest, "another database"),
+        ("nonsense", InvalidRequest, "heartbeat_dsn"),
+        ("postgresql://durable@[::1/postgres", InvalidRequest, "heartbeat_dsn"),
+        (f"{postgres.dsn()}?sslmode=bogus", InvalidRequest, "heartbeat_dsn"),
+        ("postgresql://durable@127.0.0.1:1/postgres", Unavailable, "heartbeat_dsn"),
+        (f"{postgres.dsn()}_not_there", NotFound, "heartbeat_dsn"),
+        (dsn, Forbidden, "durable_owner"),
+    ]
+    for heartbeat, error, names in refusals:
+        with pytest.raises(error, match=names) as caught:
+            await PostgresBackend.open(postgres.dsn(), schema=schema, heartbeat_dsn=heartbeat)
+        assert not isinstance(caught.value, InvalidRequest) or caught.value.path == "heartbeat_dsn"
+    with pytest.raises(InvalidRequest, match="heartbeat_dsn"):
+        nothing: Any = 7
+        await PostgresBackend.open(postgres.dsn(), schema=schema, heartbeat_dsn=nothing)
+
+    await administrator.execute(f"grant usage on schema {schema} to {role}")
+    await administrator.execute(f"grant select, insert, update on {schema}.durable_owner to {role}")
+    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    async with (
+        PostgresBackend.open(postgres.dsn(), schema=schema, heartbeat_dsn=dsn) as backend,
+        DurableRuntime(backend=backend, harnesses=[harness]) as runtime,
+    ):
+        await runtime.start()
+        [lease] = await backend.owners()
+        assert (lease.owner, lease.alive) == (runtime.owner, True)
+        seen = "select count(*) from pg_stat_activity where usename=$1"
+        assert await administrator.fetchval(seen, role) == 1, "and over that connection"
+
+
+@pytest.mark.spec("PG-01")
+async def test_leases_may_go_past_the_pooler(postgres: PostgresServer, pgbouncer: PgBouncerServer, schema: str) -> None:
+    await PostgresBackend.initialize_schema(postgres.dsn(), schema=schema)
+    ways = [(pgbouncer.dsn(), postgres.dsn()), (postgres.dsn(), pgbouncer.dsn())]
+    for where, heartbeat in ways:
+        async with PostgresBackend.open(where, schema=schema, heartbeat_dsn=heartbeat) as backend:
+            records: Any = backend.records
+            await asyncio.to_thread(records.renew, "host", 60_000, b"")
+            assert [lease.owner for lease in await backend.owners()] == ["host"]
 
 
 async def test_no_error_tells_a_password(postgres: PostgresServer) -> None:

@@ -42,6 +42,7 @@ from agentscope_durable.runtime.scheduler import (
     PAGES_MAX,
     dead_owners,
     forget,
+    holders,
 )
 from agentscope_durable.runtime.tasks import Bell, Tasks
 from agentscope_durable.spi.contained import contained, give_up
@@ -86,6 +87,7 @@ class Dispatcher:
         """Questions under way; the event breaks one off."""
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._audited_at = host.environment.monotonic()
+        self._ownerless_due = True
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
 
     @property
@@ -146,6 +148,7 @@ class Dispatcher:
         now = self._host.environment.monotonic()
         if now - self._audited_at > AUDIT_SECONDS:
             self._audited_at = now
+            self._ownerless_due = True
             await self.audit()
         async for item, dead in self._lost():
             self._start(item, dead)
@@ -175,7 +178,9 @@ class Dispatcher:
     async def _lost(self) -> AsyncIterator[tuple[ReadyItem, tuple[str, ...]]]:
         """Executions that a host had in hand when it was lost."""
         left = FORGET_MAX
-        async for owner, dead in dead_owners(self._host, self._empty):
+        holding = await holders(self._host, keys.READY_RUNNING) if self._ownerless_due else []
+        self._ownerless_due = False
+        async for owner, dead in dead_owners(self._host, self._empty, holding):
             empty = True
             async for item in self._rows(keys.READY_RUNNING, owner, []):
                 empty = False

@@ -9,7 +9,7 @@ Rule 3: the work of a scan grows with the places that are free, not with what wa
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ FORGET_MAX = 64
 AUDIT_MAX = 1000
 """Owned Threads looked at in one audit."""
 AUDIT_SECONDS = 15.0
-"""How often a host compares what the store says it owns with what it has in hand."""
+"""How often a host compares what the store says it owns with what it has in hand, and looks who owns with no lease."""
 LOOP_BLOCKED_SECONDS = 1.0
 """The event loop came this much late: something in it blocks, and a warning says so (C22)."""
 
@@ -65,6 +65,7 @@ class Scheduler:
         self._backoff = Backoff(host.environment, host.poll_interval)
         self._empty = Backoff(host.environment, EMPTY_OWNER_SECONDS, most=EMPTY_OWNER_SECONDS)
         self._audited_at = host.environment.monotonic()
+        self._ownerless_due = True
         self._looked_for_lost_at = -math.inf
 
     @property
@@ -103,6 +104,7 @@ class Scheduler:
         now = self._host.environment.monotonic()
         if now - self._audited_at > AUDIT_SECONDS:
             self._audited_at = now
+            self._ownerless_due = True
             await self.audit()
         self._passed_over = not self._room
         if self._passed_over:
@@ -165,7 +167,9 @@ class Scheduler:
     async def _lost(self) -> AsyncIterator[_Work]:
         """Threads whose owner is gone: its lease has expired, or its process is known to have ended (D14)."""
         left = FORGET_MAX
-        async for owner, dead in dead_owners(self._host, self._empty):
+        holding = await holders(self._host, keys.READY_LEASE) if self._ownerless_due else []
+        self._ownerless_due = False
+        async for owner, dead in dead_owners(self._host, self._empty, holding):
             empty = True
             after: tuple[int, str, str] | None = None
             for _ in range(PAGES_MAX):
@@ -230,15 +234,31 @@ class Scheduler:
                 self._bell.ring()
 
 
-async def dead_owners(host: Host, empty: Backoff) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+async def holders(host: Host, kind: str) -> list[str]:
+    """Hosts that own something, whether they have a lease or not.
+
+    Each has one before it owns anything. Who has none any more, because somebody removed it, or because it was renewed
+    in another store, would be found by nobody who only looks through leases.
+    """
+    return await host.backend.ready_classes(kind, "")
+
+
+async def dead_owners(
+    host: Host, empty: Backoff, holding: Sequence[str] = ()
+) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
     """Hosts that are gone and may have left something, each with what a claim is to say of it.
+
+    Args:
+        holding: who owned something a moment ago. Those of them without a lease are gone, too.
 
     A claim names only those that are known to have ended (D14). Who has let its lease expire may renew it before the
     claim is decided, and then keeps what it owns: that is judged there, and not by what was seen here.
     """
     owners = await host.backend.owners()
     known = await host.backend.dead_owners()
-    dead = dict.fromkeys([*known, *(owner.owner for owner in owners if not owner.alive)])
+    leases = {owner.owner for owner in owners}
+    without = [owner for owner in holding if owner not in leases]
+    dead = dict.fromkeys([*known, *(owner.owner for owner in owners if not owner.alive), *without])
     for owner in owners:
         if owner.owner not in dead:
             # It was frozen and has come back: what it takes from now on must be found as soon as it dies.

@@ -20,7 +20,7 @@ from agentscope_durable.contracts.errors import InvalidRequest, Misuse, Unavaila
 from agentscope_durable.stores._postgres_driver import asyncpg
 from agentscope_durable.stores._postgres_errors import FAULTS, lost, translate
 
-__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "quoted", "source_of"]
+__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "heartbeat_source", "quoted", "source_of"]
 
 log = logging.getLogger("agentscope_durable.stores")
 
@@ -28,6 +28,7 @@ SESSION_SETTINGS: Final = "set plan_cache_mode = force_generic_plan; set enable_
 """What suits statements that are short and always the same. Only where the connection is ours from end to end."""
 SESSION_RESET: Final = "reset plan_cache_mode; reset enable_seqscan; reset jit"
 CONNECT_SECONDS: Final = 10.0
+HEARTBEAT: Final = "heartbeat_dsn"
 CLOSE_SECONDS: Final = 5.0
 POOL_MIN: Final = 6
 """Connections that are kept of a pool: of commits two, of contended Sessions one, of readings two, of bodies one."""
@@ -40,6 +41,8 @@ class Source(Protocol):
     """Gives connections and takes them back."""
 
     location: str
+    path: str
+    """The argument it was given as: where an error says that the address is at fault."""
 
     async def connect(self) -> Any: ...
 
@@ -56,12 +59,19 @@ class DsnSource:
     Args:
         arguments, named: of `asyncpg.connect`.
         connect: what to call instead of it.
+        path: the argument it was given as.
     """
 
     def __init__(
-        self, location: str, *arguments: Any, connect: Callable[..., Any] = asyncpg.connect, **named: Any
+        self,
+        location: str,
+        *arguments: Any,
+        connect: Callable[..., Any] = asyncpg.connect,
+        path: str = "dsn",
+        **named: Any,
     ) -> None:
         self.location = location
+        self.path = path
         self._connect = connect
         self._arguments = arguments
         self._named = named
@@ -89,6 +99,8 @@ class DsnSource:
 
 class PoolSource:
     """Connections of a pool that belongs to the application: never closed here."""
+
+    path = "dsn"
 
     def __init__(self, pool: Any) -> None:
         if pool.get_max_size() < POOL_MIN:
@@ -145,10 +157,17 @@ def quoted(name: str) -> str:
 def source_of(where: Any) -> Source:
     """A source for a DSN or for a pool of the application's."""
     if isinstance(where, str):
-        return DsnSource(_location_of_dsn(where), where)
+        return DsnSource(_location_of_dsn(where, "dsn"), where)
     if isinstance(where, asyncpg.Pool):
         return PoolSource(where)
     raise InvalidRequest(f"a store is opened by a DSN or an asyncpg pool, not a {type(where).__name__}", path="dsn")
+
+
+def heartbeat_source(dsn: Any) -> Source:
+    """A source for where leases are renewed. Errors say that it is this one."""
+    if not isinstance(dsn, str):
+        raise InvalidRequest(f"leases are renewed at a DSN, not a {type(dsn).__name__}", path=HEARTBEAT)
+    return DsnSource(f"{_location_of_dsn(dsn, HEARTBEAT)}, the {HEARTBEAT}", dsn, path=HEARTBEAT)
 
 
 async def _direct(connection: Any) -> bool:
@@ -203,7 +222,7 @@ class Line:
             try:
                 connection = self._connection = await self._source.connect()
             except Exception as error:
-                raise _unconnected(error, self._source.location, opening=opening) from error
+                raise _unconnected(error, self._source, opening=opening) from error
         return connection
 
     async def fetch(self, statement: str, arguments: Sequence[Any], *, timeout: float) -> list[Any]:
@@ -240,7 +259,8 @@ class Line:
                 await self._source.give_back(connection)
 
 
-def _unconnected(error: Exception, location: str, *, opening: bool) -> BaseException:
+def _unconnected(error: Exception, source: Source, *, opening: bool) -> BaseException:
+    location = source.location
     if "different loop" in str(error):
         return Misuse(ANOTHER_LOOP)
     if isinstance(error, asyncpg.InterfaceError) and "not initialized" in str(error):
@@ -250,15 +270,19 @@ def _unconnected(error: Exception, location: str, *, opening: bool) -> BaseExcep
             # The address was one. A file it names, of certificates or of passwords, is being replaced.
             unavailable = Unavailable(f"the store {location!r} cannot be connected to: {type(error).__name__}")
             return unavailable.advising("Look at the files that its address names, of certificates and passwords")
-        return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path="dsn")
+        return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path=source.path)
     return translate(error, location, opening=opening)
 
 
-def _location_of_dsn(dsn: str) -> str:
+def _location_of_dsn(dsn: str, path: str) -> str:
     """Host and database for people; never a password."""
-    parts = urlsplit(dsn)
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        # Not with its text: a password may stand in it.
+        raise InvalidRequest("this is no address of a PostgreSQL server", path=path) from None
     if parts.scheme not in ("postgres", "postgresql"):
-        raise InvalidRequest("a DSN begins with postgresql://", path="dsn")
+        raise InvalidRequest("a DSN begins with postgresql://", path=path)
     host = parts.netloc.rpartition("@")[2] or "local"
     return f"postgresql://{host}{parts.path}"
 
@@ -268,7 +292,7 @@ def _location_of_pool(pool: Any) -> str:
     named: dict[str, Any] = getattr(pool, "_connect_kwargs", None) or {}
     if arguments and isinstance(arguments[0], str):
         with contextlib.suppress(InvalidRequest):
-            return _location_of_dsn(arguments[0])
+            return _location_of_dsn(arguments[0], "dsn")
     if named.get("host"):
         return f"postgresql://{named['host']}:{named.get('port') or 5432}/{named.get('database') or ''}"
     return "postgresql"

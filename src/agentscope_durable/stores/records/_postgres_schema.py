@@ -18,7 +18,7 @@ from agentscope_durable.stores._postgres_connections import quoted
 from agentscope_durable.stores._postgres_driver import asyncpg
 from agentscope_durable.stores.records._postgres_tables import Tables
 
-__all__ = ["SERVER_MIN", "check", "create", "schema_of"]
+__all__ = ["SERVER_MIN", "check", "check_lease", "create", "schema_of", "shared"]
 
 SERVER_MIN: Final = 150000
 _LOCK: Final = 0x41674475_0000_0008
@@ -32,6 +32,8 @@ _RIGHTS: Final = """select name from unnest($1::text[]) name, unnest($2::text[])
 READS: Final = ("select",)
 WRITES: Final = ("select", "insert", "update", "delete")
 """Rights on each table: of who looks only, and of a host."""
+RENEWS: Final = ("select", "insert", "update")
+"""Rights on the table of leases, of who renews them."""
 
 
 async def schema_of(connection: Any, schema: str | None, location: str, *, writes: bool) -> str:
@@ -101,6 +103,35 @@ async def check(connection: Any, tables: Tables, location: str, *, writes: bool)
             raise _forbidden(location, ", ".join(sorted(name for (name,) in missing)), needed)
     except asyncpg.InsufficientPrivilegeError as error:
         raise _forbidden(location, f"schema {tables.schema}", WRITES if writes else READS) from error
+
+
+async def check_lease(connection: Any, tables: Tables, location: str) -> None:
+    """Whether leases can be renewed over this connection. Changes nothing.
+
+    Raises:
+        Forbidden: the role may not do it.
+    """
+    table = tables.names["owner"]
+    try:
+        allowed = not await connection.fetch(_RIGHTS, [table], RENEWS)
+    except asyncpg.InsufficientPrivilegeError:
+        allowed = False
+    if not allowed:
+        raise Forbidden("renewing leases", identity=f"{location}: {table}").advising(
+            f"Grant the role {', '.join(RENEWS)} on it, and usage of its schema"
+        )
+
+
+async def shared(one: Any, other: Any, number: int) -> bool:
+    """Whether two connections lead to the same database: what one has locked there, the other cannot lock.
+
+    Args:
+        number: the lock, which nobody else has.
+    """
+    async with one.transaction():
+        await one.execute(f"select pg_advisory_xact_lock({number})")
+        async with other.transaction():
+            return not await other.fetchval(f"select pg_try_advisory_xact_lock({number})")
 
 
 async def _check_format(connection: Any, tables: Tables, location: str) -> None:

@@ -40,7 +40,7 @@ from agentscope_durable.spi.record_store import (
     SessionScan,
     StoreStatistics,
 )
-from agentscope_durable.stores._postgres_connections import Line, Source, source_of
+from agentscope_durable.stores._postgres_connections import Line, Source, heartbeat_source, source_of
 from agentscope_durable.stores._postgres_errors import lost, translate
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._postgres_clock import ServerClock, judged
@@ -57,7 +57,7 @@ from agentscope_durable.stores.records._postgres_inspection import (
 from agentscope_durable.stores.records._postgres_lanes import Lanes
 from agentscope_durable.stores.records._postgres_reading import NO_BOUND, above, encoded, prefix_end
 from agentscope_durable.stores.records._postgres_readings import Readings
-from agentscope_durable.stores.records._postgres_schema import check, create, schema_of
+from agentscope_durable.stores.records._postgres_schema import check, check_lease, create, schema_of, shared
 from agentscope_durable.stores.records._postgres_tables import Tables
 
 __all__ = ["PostgresReadOnlyStore", "PostgresRecordStore"]
@@ -128,12 +128,15 @@ class PostgresRecordStore:
             StoreReadOnly: the server is a standby, or takes no writes.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
+            InvalidRequest: `heartbeat_dsn` leads to another database.
         """
         if not statement_timeout > 0:
             raise InvalidRequest(f"a statement_timeout is not {statement_timeout!r} seconds", path="statement_timeout")
         source = source_of(where)
-        beside = None if heartbeat_dsn is None else source_of(heartbeat_dsn)
+        beside = None if heartbeat_dsn is None else heartbeat_source(heartbeat_dsn)
         tables = await _looked_at(source, schema, make=initialize_schema, writes=cls.writes)
+        if beside is not None and cls.writes:
+            await _same_place(source, beside, tables, environment)
         return cls(source, beside, tables, patience=statement_timeout, environment=environment)
 
     @staticmethod
@@ -373,3 +376,25 @@ async def _looked_at(source: Source, schema: str | None, *, make: bool, writes: 
         raise translate(error, source.location, opening=True) from error
     finally:
         await line.close()
+
+
+async def _same_place(source: Source, beside: Source, tables: Tables, environment: Environment) -> None:
+    """Whether leases that are renewed beside stand where everybody looks for them.
+
+    Else this host would be alive to itself and to nobody else: its Turns were never taken over, or while it runs them.
+    """
+    mine, other = Line(source), Line(beside)
+    try:
+        connection = await mine.connected(opening=True)
+        try:
+            renewing = await other.connected(opening=True)
+            # The number is nobody else's, so that nobody else holds it.
+            number = int.from_bytes(environment.random_bytes(8), signed=True)
+            if not await shared(connection, renewing, number):
+                raise InvalidRequest(f"{beside.location} is another database than the store's", path=beside.path)
+            await check_lease(renewing, tables, beside.location)
+        except Exception as error:
+            raise translate(error, beside.location, opening=True) from error
+    finally:
+        await other.close()
+        await mine.close()

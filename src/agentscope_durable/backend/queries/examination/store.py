@@ -14,6 +14,7 @@ from agentscope_durable.contracts.status import Severity
 from agentscope_durable.spi.inspection import InspectedRecords
 from agentscope_durable.spi.record_store import (
     PAGE_MAX,
+    OwnerLease,
     ReadyScan,
     SessionScan,
 )
@@ -58,34 +59,65 @@ async def examine_store(reader: Reader, report: Report) -> dict[str, str]:
 
 
 async def examine_hosts(reader: Reader, report: Report) -> None:
+    # Each has a lease before it owns anything, so who is found to own something before the leases are read is found
+    # among them, or is gone.
+    told: set[str] = set()
+    for kind in (keys.READY_LEASE, keys.READY_RUNNING):
+        async for owner in _without_lease(reader, kind):
+            if owner not in told:
+                told.add(owner)
+                await _gone(reader, report, owner, "has no lease")
     dead = set(await reader.records.dead_owners())
+    async for lease in _leases(reader):
+        report.look("hosts")
+        if not lease.alive or lease.owner in dead:
+            gone = "is dead" if lease.owner in dead else "has not renewed its lease in time"
+            await _gone(reader, report, lease.owner, gone)
+
+
+async def _gone(reader: Reader, report: Report, owner: str, gone: str) -> None:
+    threads = await _held(reader, keys.READY_LEASE, owner)
+    calls = await _held(reader, keys.READY_RUNNING, owner)
+    if threads or calls:
+        of_both = ((threads, "Thread"), (calls, "call"))
+        held = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in of_both if count)
+        report.find(
+            "hosts",
+            Severity.TROUBLE,
+            owner,
+            f"it {gone} and still owns {held}",
+            "Start a host that has their definitions and routes: it takes them over at its next look.",
+        )
+
+
+async def _held(reader: Reader, kind: str, owner: str) -> int:
+    return len((await reader.records.ready(ReadyScan(kind, owner, limit=HELD_MAX))).items)
+
+
+async def _leases(reader: Reader) -> AsyncIterator[OwnerLease]:
     after = ""
     while True:
         page = await reader.records.owners(after)
         for lease in page:
-            report.look("hosts")
-            if lease.alive and lease.owner not in dead:
-                continue
-            threads = await _held(reader, keys.READY_LEASE, lease.owner)
-            calls = await _held(reader, keys.READY_RUNNING, lease.owner)
-            if threads or calls:
-                of_both = ((threads, "Thread"), (calls, "call"))
-                held = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in of_both if count)
-                gone = "is dead" if lease.owner in dead else "has not renewed its lease in time"
-                report.find(
-                    "hosts",
-                    Severity.TROUBLE,
-                    lease.owner,
-                    f"it {gone} and still owns {held}",
-                    "Start a host that has their definitions and routes: it takes them over at its next look.",
-                )
+            yield lease
         if len(page) < PAGE_MAX:
             return
         after = page[-1].owner
 
 
-async def _held(reader: Reader, kind: str, owner: str) -> int:
-    return len((await reader.records.ready(ReadyScan(kind, owner, limit=HELD_MAX))).items)
+async def _without_lease(reader: Reader, kind: str) -> AsyncIterator[str]:
+    """Who owns something of a kind and has no lease, a page at a time."""
+    after = ""
+    while True:
+        page = await reader.records.ready_classes(kind, "", after)
+        without = dict.fromkeys(page)
+        async for lease in _leases(reader):
+            without.pop(lease.owner, None)
+        for owner in without:
+            yield owner
+        if len(page) < PAGE_MAX:
+            return
+        after = page[-1]
 
 
 async def all_sessions(reader: Reader, report: Report) -> AsyncIterator[SessionKey]:
