@@ -333,7 +333,8 @@ async def test_a_host_that_loses_an_answer_still_does_everything_once(hosts: Hos
 
     assert str(await turn.wait(SECONDS)) == "worked"
     assert effects == [1]
-    assert [run.number for run in await turn.list_runs()] == [1, 2]
+    # The first Run takes the result in itself if it is there before that Run is at its end.
+    assert [run.number for run in await turn.list_runs()] in ([1], [1, 2])
     happened = [str(line) for line in harness.ledger.lines()]
     assert len(happened) == len(set(happened))
 
