@@ -35,6 +35,7 @@ from agentscope_durable.stores.records._postgres_tables import TABLES
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
 from agentscope_durable.testing.record_store import NOTHING, always, change
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, final
+from tests.runtime.conftest import until
 from tests.servers.fixtures import NewDatabase
 from tests.servers.server import PgBouncerServer, PostgresServer
 from tests.servers.stores import schema_of
@@ -300,6 +301,33 @@ async def test_a_right_that_is_missing_is_named(
     with pytest.raises(Forbidden, match="durable_head") as caught:
         await PostgresBackend.open(dsn, schema=schema)
     assert "durable_log" not in str(caught.value)
+
+
+async def test_what_a_role_may_not_see_of_others_is_not_said_to_be_nothing(
+    postgres: PostgresServer, administrator: asyncpg.Connection, schema: str, role: str
+) -> None:
+    """A transaction that stays open makes commits slower; it is mostly somebody's at a prompt, with another role."""
+    await PostgresBackend.initialize_schema(postgres.dsn(), schema=schema)
+    await administrator.execute(f"grant usage on schema {schema} to {role}")
+    await administrator.execute(f"grant select, insert, update, delete on all tables in schema {schema} to {role}")
+    store = await PostgresRecordStore.open(postgres.dsn().replace("durable@", f"{role}@"), schema=schema)
+
+    async def longest() -> str:
+        return (await store.condition(deep=False)).facts["longestTransactionSeconds"]
+
+    async with administrator.transaction():
+        await administrator.execute("select pg_current_xact_id()")
+        assert "not visible to this role" in await longest()
+
+        other = await asyncpg.connect(postgres.dsn())
+        await other.execute(f"grant pg_read_all_stats to {role}")
+        await other.close()
+
+        async def seen() -> bool:
+            return int(await longest()) >= 1
+
+        await until(seen)
+    await store.close()
 
 
 async def test_who_only_reads_needs_no_right_to_write(

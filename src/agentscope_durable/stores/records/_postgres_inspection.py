@@ -14,13 +14,16 @@ __all__ = ["KINDS", "SERVER", "UNUSABLE_INDEXES", "condition", "damaged", "ready
 
 LONG_SECONDS: Final = 3600
 """A transaction that is open for so long keeps the server from clearing away what commits have replaced."""
+NOT_VISIBLE: Final = "connections of other roles are not visible to this role"
 KINDS: Final = (READY_TURN, READY_DISPATCH, READY_LEASE, READY_RUNNING)
 
 SERVER: Final = """select current_setting('server_version'), current_setting('fsync'),
     current_setting('synchronous_commit'), current_setting('full_page_writes'), current_setting('data_checksums'),
-    coalesce((select extract(epoch from max(clock_timestamp() - xact_start))::bigint
-        from pg_stat_activity where datname=current_database() and pid<>pg_backend_pid()), 0),
-    (select count(*) from pg_prepared_xacts where database=current_database())"""
+    longest, hidden, (select count(*) from pg_prepared_xacts where database=current_database())
+    from (select coalesce(extract(epoch from max(clock_timestamp() - xact_start))::bigint, 0) longest,
+        count(*) filter (where backend_type is null) hidden
+        from pg_stat_activity where datname=current_database() and pid<>pg_backend_pid()) others"""
+"""To whoever has no right to see more, the server shows of another role's connection that it is there, and no more."""
 
 UNUSABLE_INDEXES: Final = """select c.relname::text from pg_index i join pg_class c on c.oid=i.indexrelid
     join pg_namespace n on n.oid=c.relnamespace
@@ -28,7 +31,7 @@ UNUSABLE_INDEXES: Final = """select c.relname::text from pg_index i join pg_clas
 
 
 def condition(row: Any, invalid: list[str], *, schema: str) -> StoreCondition:
-    version, fsync, synchronous, full_pages, checksums, longest, prepared = row
+    version, fsync, synchronous, full_pages, checksums, longest, hidden, prepared = row
     risks: list[str] = []
     if fsync != "on":
         risks.append("fsync is off: a crash of the machine can lose or damage everything that is stored")
@@ -51,7 +54,7 @@ def condition(row: Any, invalid: list[str], *, schema: str) -> StoreCondition:
             "synchronousCommit": str(synchronous),
             "fullPageWrites": str(full_pages),
             "dataChecksums": str(checksums),
-            "longestTransactionSeconds": str(longest),
+            "longestTransactionSeconds": str(longest) if not hidden else f"{longest}, and {hidden} {NOT_VISIBLE}",
         },
         faults=tuple(f"the index {name} is not valid: reindex it" for name in invalid),
         risks=tuple(risks),
