@@ -367,7 +367,8 @@ async def test_retain_drops_what_was_closed_long_ago_and_nothing_else(world: Wor
 
 
 @pytest.mark.usefixtures("small_slices")
-async def test_retain_goes_page_by_page_and_finishes_what_was_begun(world: World) -> None:
+@pytest.mark.parametrize("rule", ["closed_older_than", "events_older_than", "checkpoints_older_than"])
+async def test_retain_goes_page_by_page_and_finishes_what_was_begun(world: World, rule: str) -> None:
     operate = operations(world)
     await close(world)
     names = [SessionKey("app", f"t{number:02}") for number in range(7)]
@@ -376,11 +377,12 @@ async def test_retain_goes_page_by_page_and_finishes_what_was_begun(world: World
         await one.open()
         await close(one)
     await world.do(c.DropSession(session=names[3]))
+    assert (await operate.retain(**{rule: 365 * DAY}, dry_run=True)).dropped == (names[3],)
 
     dropped: list[SessionKey] = []
     cursor, rounds = None, 0
     while True:
-        report = await operate.retain(closed_older_than=365 * DAY, cursor=cursor, limit=3)
+        report = await operate.retain(**{rule: 365 * DAY}, cursor=cursor, limit=3)
         assert report.looked <= 3
         dropped += report.dropped
         cursor, rounds = report.cursor, rounds + 1

@@ -242,7 +242,7 @@ class Retention:
         """One round over the Sessions of all namespaces: drop what has been closed for long, prune what is old.
 
         Looks at `limit` Sessions; go on with the report's cursor until it is None. Nothing is dropped for its age that
-        was not asked for, and nothing that is open. A drop that was begun and not finished is finished.
+        was not asked for, and nothing that is open. A drop that was begun is finished, whichever age is given.
 
         Args:
             closed_older_than: drop Sessions that were closed at least this long ago; seconds or a timedelta.
@@ -279,12 +279,13 @@ class Retention:
         events = positions = 0
         for one in page:
             try:
-                if one.aged and not never:
+                # What is being dropped was asked for, whatever this round is about, and only goes on.
+                if one.status.gone or (one.aged and not never):
                     if not dry_run:
                         _ = await self.drop_session(one.session, reason=RETAINED)
                     dropped.append(one.session)
                     continue
-                if dry_run or one.status.gone:
+                if dry_run:
                     continue
                 if events_older_than is not None:
                     events += (await self.prune_events(one.session, older_than=events_older_than)).dropped
