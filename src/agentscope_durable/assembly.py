@@ -298,7 +298,7 @@ class PostgresBackend(TransactionalSessionBackend):
             StoreReadOnly: the server is a standby, or takes no writes, and not only reading was asked for.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
-            InvalidRequest: tables are to be made, and nothing is to be written; or `heartbeat_dsn` leads to another
+            InvalidRequest: an argument can never be right, or not with another one; or `heartbeat_dsn` leads to another
                 database.
         """
         if read_only and initialize_schema:

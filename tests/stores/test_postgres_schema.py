@@ -379,6 +379,38 @@ async def test_where_no_store_can_be_is_said(postgres: PostgresServer, dsn: Any,
         await PostgresBackend.open(where)
 
 
+HERE = "postgresql://durable@127.0.0.1:{port}/postgres"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "options", "path"),
+    [
+        ("postgresql://durable@[::1/postgres", {}, "dsn"),
+        ("postgresql://durable@127.0.0.1:abc/postgres", {}, "dsn"),
+        (f"{HERE}?sslmode=bogus", {}, "dsn"),
+        (f"{HERE}?sslmode=require", {}, "dsn"),
+        (f"{HERE}?bogus=1", {}, "dsn"),
+        (f"{HERE}?statement_timeout=soon", {}, "dsn"),
+        (HERE, {"schema": 5}, "schema"),
+        (HERE, {"schema": "\ud800"}, "schema"),
+        (HERE, {"schema": "x" * 64}, "schema"),
+        (HERE, {"schema": "pg_mine", "initialize_schema": True}, "schema"),
+        (HERE, {"statement_timeout": "5"}, "statement_timeout"),
+        (HERE, {"statement_timeout": True}, "statement_timeout"),
+        (HERE, {"statement_timeout": float("nan")}, "statement_timeout"),
+        (HERE, {"statement_timeout": 1e9}, "statement_timeout"),
+    ],
+    ids=lambda value: str(value)[-40:].encode("ascii", "replace").decode(),
+)
+async def test_what_can_never_be_right_is_named_and_not_to_be_asked_again(
+    postgres: PostgresServer, dsn: str, options: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await PostgresBackend.open(dsn.format(port=postgres.port), **options)
+    assert caught.value.path == path
+    assert "soon" not in str(caught.value), "no value is told: it may be a secret"
+
+
 @pytest.mark.case("C18")
 async def test_leases_are_renewed_where_everybody_looks_for_them_or_the_store_is_not_opened(
     postgres: PostgresServer, new_database: NewDatabase, administrator: asyncpg.Connection, schema: str, role: str

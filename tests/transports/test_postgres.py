@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -92,6 +93,10 @@ async def test_behind_a_pooler_it_is_refused_and_without_a_server_it_says_so(
         await PostgresWakeups.open("postgresql://durable@127.0.0.1:1/postgres")
     with pytest.raises(InvalidRequest):
         await PostgresWakeups.open(postgres.dsn(), channel="c" * 64)
+    nothing: Any = 7
+    for no_dsn in (nothing, "nonsense", "postgresql://durable@127.0.0.1:abc/postgres"):
+        with pytest.raises(InvalidRequest, match="dsn"):
+            await PostgresWakeups.open(no_dsn)
 
 
 @pytest.mark.spec("PG-08", "PG-09", "PG-11", "BE-06", "BE-12")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
@@ -20,7 +21,18 @@ from agentscope_durable.contracts.errors import InvalidRequest, Misuse, Unavaila
 from agentscope_durable.stores._postgres_driver import asyncpg
 from agentscope_durable.stores._postgres_errors import FAULTS, lost, translate
 
-__all__ = ["CONNECT_SECONDS", "DsnSource", "Line", "PoolSource", "Source", "heartbeat_source", "quoted", "source_of"]
+__all__ = [
+    "CONNECT_SECONDS",
+    "DsnSource",
+    "Line",
+    "PoolSource",
+    "Source",
+    "check_schema",
+    "check_seconds",
+    "heartbeat_source",
+    "quoted",
+    "source_of",
+]
 
 log = logging.getLogger("agentscope_durable.stores")
 
@@ -32,7 +44,11 @@ HEARTBEAT: Final = "heartbeat_dsn"
 CLOSE_SECONDS: Final = 5.0
 POOL_MIN: Final = 6
 """Connections that are kept of a pool: of commits two, of contended Sessions one, of readings two, of bodies one."""
+_NO_CERTIFICATE: Final = "the certificate of the server, or one for it, is not accepted"
 ANOTHER_LOOP: Final = "the pool belongs to another event loop than the one the store is opened on"
+STATEMENT_SECONDS_MAX: Final = 24 * 3600
+NAME_BYTES_MAX: Final = 63
+"""Of an identifier."""
 STATEMENTS_CACHED: Final = 256
 """Prepared statements of a connection: more than the store has texts."""
 
@@ -147,6 +163,31 @@ class PoolSource:
             name: value for name, value in named.items() if name not in ("loop", "connection_class", "record_class")
         }
         return DsnSource(self.location, *arguments, connect=getattr(self._pool, "_connect", asyncpg.connect), **kept)
+
+
+def check_schema(schema: Any) -> str:
+    """
+    Raises:
+        InvalidRequest: no schema can have such a name.
+    """
+    try:
+        size = len(schema.encode()) if isinstance(schema, str) and "\x00" not in schema else 0
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= NAME_BYTES_MAX:
+        raise InvalidRequest(f"a schema's name is a text of 1 to {NAME_BYTES_MAX} bytes", path="schema")
+    return schema
+
+
+def check_seconds(seconds: Any, path: str) -> float:
+    """
+    Raises:
+        InvalidRequest: no statement can be given so long.
+    """
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= STATEMENT_SECONDS_MAX:
+        raise InvalidRequest(f"it is a number of seconds over 0, up to {STATEMENT_SECONDS_MAX}", path=path)
+    return seconds
 
 
 def quoted(name: str) -> str:
@@ -270,8 +311,23 @@ def _unconnected(error: Exception, source: Source, *, opening: bool) -> BaseExce
             # The address was one. A file it names, of certificates or of passwords, is being replaced.
             unavailable = Unavailable(f"the store {location!r} cannot be connected to: {type(error).__name__}")
             return unavailable.advising("Look at the files that its address names, of certificates and passwords")
-        return InvalidRequest(f"this is no address of a PostgreSQL server: {type(error).__name__}", path=source.path)
+        what = _NO_CERTIFICATE if isinstance(error, ssl.SSLError) else "this is no address of a PostgreSQL server"
+        return InvalidRequest(f"{what}: {type(error).__name__}", path=source.path)
+    if opening and (never := _never(error)):
+        return InvalidRequest(never, path=source.path)
     return translate(error, location, opening=opening)
+
+
+def _never(error: Exception) -> str:
+    """Why the server would refuse this address tomorrow as well; "" if it might not. No value of it is told."""
+    state = getattr(error, "sqlstate", None) if isinstance(error, asyncpg.PostgresError) else None
+    if state == "42704":
+        return f"an option of the address is unknown to the server: {error}"
+    if state in ("22023", "42601"):
+        return f"an option of the address has a value that the server does not take ({state})"
+    if type(error) is ConnectionError and "rejected SSL" in str(error):
+        return "the address asks for TLS, and the server has none"
+    return ""
 
 
 def _location_of_dsn(dsn: str, path: str) -> str:

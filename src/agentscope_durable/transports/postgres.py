@@ -76,15 +76,21 @@ class PostgresWakeups:
             environment: pauses and chance.
 
         Raises:
-            InvalidRequest: there is a pooler between, or the channel is no name.
+            InvalidRequest: there is a pooler between, or the channel is no name, or the DSN is none.
             Unavailable: the server cannot be reached now.
         """
         if not 0 < len(channel.encode()) <= CHANNEL_BYTES_MAX or "\x00" in channel:
             raise InvalidRequest(f"a channel's name has 1 to {CHANNEL_BYTES_MAX} bytes", path="channel")
+        if not isinstance(dsn, str) or not dsn.startswith(("postgresql://", "postgres://")):
+            raise InvalidRequest("a DSN begins with postgresql://", path="dsn")
         there = cls(dsn, channel, environment)
         try:
             connection = await there._connect()
-        except (*_FAULTS, ValueError) as error:
+        except ValueError as error:
+            raise InvalidRequest(
+                f"this is no address of a PostgreSQL server: {type(error).__name__}", path="dsn"
+            ) from None
+        except _FAULTS as error:
             raise Unavailable(f"hints through PostgreSQL cannot be had: {type(error).__name__}") from error
         there._task = asyncio.create_task(there._serve(connection), name="postgres-hints")
         return there

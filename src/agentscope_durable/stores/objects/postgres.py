@@ -20,7 +20,7 @@ from agentscope_durable.contracts.errors import (
     UsedAfterFork,
     WrongLoop,
 )
-from agentscope_durable.stores._postgres_connections import Line, quoted, source_of
+from agentscope_durable.stores._postgres_connections import Line, check_schema, check_seconds, quoted, source_of
 from agentscope_durable.stores._postgres_errors import lost, translate
 from agentscope_durable.stores.objects._names import check_limit, check_name, folder_name, not_found, verify
 
@@ -68,7 +68,11 @@ class PostgresObjectStore:
 
         Raises:
             NotFound: the table has not been made.
+            InvalidRequest: an argument can never be right.
         """
+        check_seconds(timeout, "timeout")
+        if schema is not None:
+            check_schema(schema)
         source = source_of(where)
         line = Line(source)
         try:

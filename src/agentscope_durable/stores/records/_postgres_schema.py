@@ -23,7 +23,6 @@ __all__ = ["SERVER_MIN", "check", "check_lease", "create", "schema_of", "shared"
 SERVER_MIN: Final = 150000
 _LOCK: Final = 0x41674475_0000_0008
 """`AgDu` and the format: whoever makes tables holds it, so that two who begin at once do not meet."""
-NAME_BYTES_MAX: Final = 63
 
 _SERVER: Final = """select current_setting('server_version_num')::int, current_setting('server_version'),
     pg_is_in_recovery() or current_setting('transaction_read_only')='on', current_schema()"""
@@ -54,10 +53,7 @@ async def schema_of(connection: Any, schema: str | None, location: str, *, write
         raise StoreReadOnly(location)
     if schema is None and current is None:
         raise NotFound("schema", f"{location}, of the search path")
-    found = current if schema is None else schema
-    if not 0 < len(found.encode()) <= NAME_BYTES_MAX or "\x00" in found:
-        raise InvalidRequest(f"a schema's name has 1 to {NAME_BYTES_MAX} bytes", path="schema")
-    return found
+    return current if schema is None else schema
 
 
 async def create(connection: Any, tables: Tables, location: str) -> None:
@@ -65,7 +61,10 @@ async def create(connection: Any, tables: Tables, location: str) -> None:
     async with connection.transaction():
         await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
         if not await connection.fetchval("select to_regnamespace($1) is not null", quoted(tables.schema)):
-            await connection.execute(f"create schema {quoted(tables.schema)}")
+            try:
+                await connection.execute(f"create schema {quoted(tables.schema)}")
+            except asyncpg.ReservedNameError as error:
+                raise InvalidRequest("PostgreSQL keeps such names for itself", path="schema") from error
         meta = tables.names["meta"]
         if await connection.fetchval("select to_regclass($1) is not null", meta):
             await _check_format(connection, tables, location)

@@ -40,7 +40,14 @@ from agentscope_durable.spi.record_store import (
     SessionScan,
     StoreStatistics,
 )
-from agentscope_durable.stores._postgres_connections import Line, Source, heartbeat_source, source_of
+from agentscope_durable.stores._postgres_connections import (
+    Line,
+    Source,
+    check_schema,
+    check_seconds,
+    heartbeat_source,
+    source_of,
+)
 from agentscope_durable.stores._postgres_errors import lost, translate
 from agentscope_durable.stores.records._checks import check_found, check_limit, check_reads
 from agentscope_durable.stores.records._postgres_clock import ServerClock, judged
@@ -128,10 +135,10 @@ class PostgresRecordStore:
             StoreReadOnly: the server is a standby, or takes no writes.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
-            InvalidRequest: `heartbeat_dsn` leads to another database.
+            InvalidRequest: an argument can never be right: an address, a name, a number; or `heartbeat_dsn` leads to
+                another database.
         """
-        if not statement_timeout > 0:
-            raise InvalidRequest(f"a statement_timeout is not {statement_timeout!r} seconds", path="statement_timeout")
+        check_seconds(statement_timeout, "statement_timeout")
         source = source_of(where)
         beside = None if heartbeat_dsn is None else heartbeat_source(heartbeat_dsn)
         tables = await _looked_at(source, schema, make=initialize_schema, writes=cls.writes)
@@ -364,6 +371,8 @@ class PostgresReadOnlyStore(PostgresRecordStore):
 
 
 async def _looked_at(source: Source, schema: str | None, *, make: bool, writes: bool) -> Tables:
+    if schema is not None:
+        check_schema(schema)
     line = Line(source)
     try:
         connection = await line.connected(opening=True)
