@@ -135,7 +135,7 @@ async def block_the_loop(job: dict[str, Any]) -> None:
         sleep = scheduler._sleep
 
         async def noted(wait: float) -> None:
-            if wait > 0 and not scheduler._bell._event.is_set():
+            if wait > 0 and not scheduler._bell._rung:
                 asleep.set()
             await sleep(wait)
 
