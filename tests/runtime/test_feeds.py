@@ -11,7 +11,7 @@ import pytest
 from agentscope_durable.contracts.errors import CursorExpired, Forbidden, NotFound, Unavailable, WaitTimeout
 from agentscope_durable.contracts.events import Committed, EventFilter, SnapshotReset, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.questions import GetTurn, ListEvents, Watermarks
+from agentscope_durable.contracts.questions import GetMessage, GetTurn, ListEvents, Watermarks
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import Harness
@@ -272,13 +272,32 @@ async def test_while_the_store_is_away_waits_and_streams_only_become_late(hosts:
         counted.fail = lambda question: Unavailable("away")
         gates.open("g")
         await turn.wait(SECONDS)
-        await until(lambda: counted.asked["GetTurn"] >= 3)
+        # Whether it has ended, or if that was read before the store went away: what its answer is.
+        await until(lambda: counted.asked["GetTurn"] + counted.asked["GetMessage"] >= 3)
         assert not waiting.done() and not following.done()
         counted.fail = lambda question: None
 
         assert str(await waiting) == "ok"
         rest = [await following, *await _facts(events, len(await all_events(session)) - len(so_far) - 1)]
     assert [fact.event for fact in (*so_far, *rest)] == await all_events(session)
+
+
+async def test_who_has_seen_the_end_waits_for_the_answer_while_the_store_is_away(hosts: Hosts) -> None:
+    counted = Counted(hosts.backend)
+    brain = await hosts.open([final("ok")])
+    turn = await (await brain.create_session(KEY, "agent")).submit("r1", "a")
+    await turn.wait(SECONDS)
+    counted.fail = lambda question: Unavailable("away") if isinstance(question, GetMessage) else None
+    api = await hosts.open(backend=counted)
+    seen = api.get_session(KEY).get_turn(turn.turn_id)
+    await refused(seen.wait(0), Unavailable)
+    waiting = asyncio.create_task(seen.wait(SECONDS))
+
+    await until(lambda: counted.asked["GetMessage"] >= 4)
+    assert not waiting.done()
+    counted.fail = lambda question: None
+
+    assert str(await waiting) == "ok"
 
 
 async def test_an_event_that_cannot_be_read_hurts_those_alone_whom_it_concerns(hosts: Hosts) -> None:

@@ -353,7 +353,8 @@ async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up
     ]
     api = await hosts.open(definitions=[Definition("agent", "v2", STATE_VERSION)])
     mine = await (await api.create_session(KEY, "agent")).submit("r1", "a")
-    await hosts.open(harnesses=[HarnessResolver("agent", resolve)], parallelism=1)
+    # It says what it lacks with its next renewal.
+    await hosts.open(harnesses=[HarnessResolver("agent", resolve)], parallelism=1, lease=1.5)
 
     assert str(await mine.wait(SECONDS)) == "by v2"
     later = await (await api.create_session(SessionKey("app", "c9"), "agent")).submit("r1", "a")
@@ -361,10 +362,12 @@ async def test_what_a_resolver_does_not_make_is_left_to_other_hosts_and_holds_up
     await until(lambda: "v1" in asked)
     assert asked.count("v1") == 1, "asked again only after a while, not for each of forty Turns"
     assert {(await turn.status()).status for turn in strange} == {TurnStatus.QUEUED}
-    while (waiting := (await strange[0].status()).waiting_on)[0].kind is not WaitKind.DEFINITION_MISSING:
-        # The host says so with its next renewal.
-        await asyncio.sleep(0)
-    assert waiting[0].id == "agent@v1"
+
+    async def says_it_lacks() -> bool:
+        [waits, *_] = (await strange[0].status()).waiting_on
+        return (waits.kind, waits.id) == (WaitKind.DEFINITION_MISSING, "agent@v1")
+
+    await until(says_it_lacks)
 
 
 @pytest.mark.spec("RT-36", "RT-38")

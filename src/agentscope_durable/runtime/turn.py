@@ -124,6 +124,7 @@ class DurableTurn(Timeline):
         Raises:
             WaitTimeout: it did not end in time and goes on; says what it waits for (AD-19).
             TurnFailed, TurnCancelled: as `result`.
+            Retry: it has ended, and until the time was up the store did not give its answer.
             HostClosed, StoreMoved: its end cannot be seen from here any more.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -150,7 +151,16 @@ class DurableTurn(Timeline):
         if view is None or not view.status.terminal:
             timeout_ms = None if seconds is None else int(seconds * 1000)
             raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
-        return await self._outcome(view)
+        while True:
+            try:
+                return await self._outcome(view)
+            except (HostClosed, StoreMoved):
+                raise
+            except Retry:
+                # It has ended, and its answer cannot be read now.
+                if environment.monotonic() >= deadline:
+                    raise
+            await environment.sleep(self._door.poll_interval)
 
     async def _look(self) -> TurnView | None:
         """The present view; None while the store cannot be asked, which is no answer about the Turn."""
