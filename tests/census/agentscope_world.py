@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.harness import HarnessAdapter
 from agentscope_durable.spi.record_store import Reads, StreamRange
 from agentscope_durable.testing.census import transcript_valid
+from agentscope_durable.testing.kit.play import provider_form
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_model import (
     MODEL_REQUEST,
@@ -34,7 +35,8 @@ from agentscope_durable.testing.scripted_model import (
     scripted_model,
 )
 from tests.census.job_executor import ENDLESS, SLOW
-from tests.census.worlds import KEY, LARGE, ROUTE, STEER, THREAD
+from tests.census.people import ROUTE, STEER
+from tests.census.worlds import KEY, LARGE, THREAD
 
 TASKS: dict[str, list[Answer]] = {
     "investigate": [
@@ -139,31 +141,4 @@ async def stored_contexts(backend: Any, session: SessionKey, thread_id: str) -> 
             state = fold(batches)
             if state.base_at is not None:
                 found.append(json.loads(to_state_json(state))["context"])
-    return found
-
-
-def provider_form(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Messages of AgentScope as a provider gets them: one for what was said and called, one for each result."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        plain = message if isinstance(message, Mapping) else message.model_dump(mode="json")
-        content = plain["content"]
-        if plain["role"] != "assistant" or isinstance(content, str):
-            found.append({"role": plain["role"], "content": content})
-            continue
-        current: dict[str, Any] | None = None
-        for block in content:
-            if block["type"] == "tool_result":
-                current = None
-                found.append({"role": "tool", "tool_call_id": block["id"]})
-                continue
-            if block["type"] == "hint":
-                current = None
-                found.append({"role": "user", "content": block.get("hint")})
-                continue
-            if current is None:
-                current = {"role": "assistant", "tool_calls": []}
-                found.append(current)
-            if block["type"] == "tool_call":
-                current["tool_calls"].append({"id": block["id"]})
     return found

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agentscope_durable.assembly import LocalBackend, PostgresBackend
-from agentscope_durable.contracts.errors import AlreadyDecided, InvalidTransition, NotFound, Terminal
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import ExecutionKind, ReplayRule, TurnStatus, WaitKind
 from agentscope_durable.contracts.views import TurnView
 from agentscope_durable.runtime.handles import DurableSession, DurableTurn
-from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.backend import SessionBackend
-from agentscope_durable.spi.executor import Cancelled, Executor, Succeeded
+from agentscope_durable.spi.executor import Executor
 from agentscope_durable.spi.harness import HarnessAdapter
-from agentscope_durable.testing.census import (
-    answers_once,
-    calls_answered,
-    effects_once,
-    nothing_stuck,
-    replay_agrees,
-    submits_once,
-)
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import (
     ScriptedHarness,
@@ -44,12 +34,11 @@ from agentscope_durable.testing.scripted_harness import (
     together,
 )
 from tests.census.job_executor import ENDLESS, SLOW, JobExecutor
+from tests.census.people import ROUTE, STEER, TOO_LATE, reconcile, standing
 from tests.servers.stores import schema_of
 
 KEY = SessionKey("census", "session")
 THREAD = "main"
-ROUTE = "ops"
-STEER = "mind the cache"
 SECONDS_MAX = 90.0
 LEASE: Final = 1.0
 """Seconds until a killed host on PostgreSQL counts as gone: nothing but its lease tells, as on another machine."""
@@ -181,7 +170,7 @@ async def _act(world: World, backend: SessionBackend, turn: DurableTurn, view: T
                 await _ignoring_late(turn.steer("steer", STEER))
                 await _ignoring_late(turn.respond(f"answer-{waiting.id}", waiting.id, True))
             case WaitKind.TOOL_UNKNOWN:
-                await _ignoring_late(_reconcile(world, backend, turn, waiting.call_id or ""))
+                await _ignoring_late(reconcile(backend, turn, waiting.call_id or "", world.done()))
             case _:
                 pass
     if view.request_id == "submit-wait" and not view.cancel_requested:
@@ -190,18 +179,8 @@ async def _act(world: World, backend: SessionBackend, turn: DurableTurn, view: T
             await _ignoring_late(turn.cancel("cancel"))
 
 
-async def _reconcile(world: World, backend: SessionBackend, turn: DurableTurn, call_id: str) -> None:
-    """Evidence settles it: the ledger says whether the effect happened."""
-    happened = (turn.turn_id, call_id) in world.done()
-    result = Succeeded(value="seen to have happened") if happened else Cancelled("it did not happen")
-    await HostOperations(backend).reconcile_tool(
-        turn, call_id, request_id=f"reconcile-{turn.turn_id}-{call_id}", result=result, evidence_ref="ledger"
-    )
-
-
 async def _ignoring_late(act: Any) -> None:
-    """A Turn may have moved on between the look and the act; that is no fault of either."""
-    with suppress(AlreadyDecided, InvalidTransition, NotFound, Terminal):
+    with suppress(*TOO_LATE):
         await act
 
 
@@ -213,13 +192,8 @@ async def judge(world: World) -> list[str]:
     async with opening(world) as backend:
         acknowledged = {line["request"]: line["turn"] for line in world.told.lines()}
         wrong = [
-            *await submits_once(backend, KEY, acknowledged),
-            *await effects_once(backend, KEY, world.done(), rerunnable=frozenset({"look"})),
-            *await calls_answered(backend, KEY),
+            *await standing(backend, KEY, acknowledged, world.done(), world.asked()),
             *await world.transcript(backend),
-            *await replay_agrees(backend, KEY),
-            *await nothing_stuck(backend, KEY, routes=[ROUTE]),
-            *await answers_once(backend, KEY, world.asked()),
         ]
         async with DurableRuntime(backend=backend) as runtime:
             session = runtime.get_session(KEY)

@@ -11,41 +11,22 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from agentscope_durable.contracts.errors import (
-    AlreadyDecided,
-    InvalidTransition,
-    NotFound,
-    Retry,
-    RevisionConflict,
-    Terminal,
-    Unconfirmed,
-)
+from agentscope_durable.contracts.errors import Retry, RevisionConflict, Unconfirmed
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, ReplayRule, TurnStatus, WaitKind
 from agentscope_durable.contracts.views import TurnView
 from agentscope_durable.runtime.definitions import Harness
 from agentscope_durable.runtime.handles import DurableTurn
-from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime
 from agentscope_durable.spi.backend import SessionBackend
 from agentscope_durable.spi.environment import Environment
-from agentscope_durable.spi.executor import Cancelled, Succeeded
-from agentscope_durable.testing.census import (
-    answers_once,
-    calls_answered,
-    effects_once,
-    nothing_stuck,
-    replay_agrees,
-    submits_once,
-)
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, external, final, local, say, together
 from tests.census.job_executor import ENDLESS, JobExecutor
+from tests.census.people import ROUTE, STEER, TOO_LATE, reconcile, standing
 
 KEY = SessionKey("faults", "session")
 AGENT = "agent"
-ROUTE = "ops"
-STEER = "mind the cache"
 LOOK_SECONDS = 0.25
 """Between two looks of the client."""
 ASK_SECONDS = 0.05
@@ -132,7 +113,7 @@ class Client:
 
     async def _late(self, what: str, turn: DurableTurn, act: Callable[[], Awaitable[object]]) -> None:
         """An act that may come too late: a Turn may have moved on since it was looked at."""
-        with suppress(AlreadyDecided, InvalidTransition, NotFound, RevisionConflict, Terminal):
+        with suppress(*TOO_LATE, RevisionConflict):
             await self.sure(act)
             self._account.told.append(what, turn=turn.turn_id)
 
@@ -161,7 +142,12 @@ class Client:
                     await self._late("steered", turn, lambda: turn.steer("steer", STEER))
                     await self._late("answered", turn, lambda w=waiting: turn.respond(f"answer-{w.id}", w.id, True))
                 case WaitKind.TOOL_UNKNOWN:
-                    await self._late("reconciled", turn, lambda w=waiting: self._reconcile(turn, w.call_id or ""))
+                    call_id, done = waiting.call_id or "", self._account.done()
+                    await self._late(
+                        "reconciled",
+                        turn,
+                        lambda call_id=call_id, done=done: reconcile(self._backend, turn, call_id, done),
+                    )
                     self.reconciled += 1
                 case _:
                     pass
@@ -172,27 +158,12 @@ class Client:
             if any(call.kind is ExecutionKind.EXTERNAL and call.state is ExecutionState.RUNNING for call in calls):
                 await self._late("cancelled", turn, lambda: turn.cancel("cancel"))
 
-    async def _reconcile(self, turn: DurableTurn, call_id: str) -> None:
-        """Evidence settles it: the ledger says whether the effect happened."""
-        happened = (turn.turn_id, call_id) in self._account.done()
-        result = Succeeded(value="seen to have happened") if happened else Cancelled("it did not happen")
-        await HostOperations(self._backend).reconcile_tool(
-            turn, call_id, request_id=f"reconcile-{turn.turn_id}-{call_id}", result=result, evidence_ref="ledger"
-        )
-
 
 async def judge(account: Account, backend: SessionBackend) -> list[str]:
     """What does not hold, read from the store itself when the host is closed; [] when all does."""
     submitted = {line["request"]: line["turn"] for line in account.told.lines("submitted")}
     asked = Counter(line["message"] for line in account.effects.lines("model"))
-    wrong = [
-        *await submits_once(backend, KEY, submitted),
-        *await effects_once(backend, KEY, account.done(), rerunnable=frozenset({"look"})),
-        *await calls_answered(backend, KEY),
-        *await replay_agrees(backend, KEY),
-        *await nothing_stuck(backend, KEY, routes=[ROUTE]),
-        *await answers_once(backend, KEY, asked),
-    ]
+    wrong = await standing(backend, KEY, submitted, account.done(), asked)
     async with DurableRuntime(backend=backend) as runtime:
         session = runtime.get_session(KEY)
         for name, expected in EXPECTED.items():

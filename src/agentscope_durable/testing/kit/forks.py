@@ -20,12 +20,13 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = ["Ended", "Processes"]
 
+RUN = "agentscope_durable.testing.kit.play:run"
 PRELOADED = (
     "agentscope_durable.testing.kit.play",
     "agentscope_durable.stores.records.sqlite",
@@ -57,11 +58,26 @@ class Processes:
     Args:
         module, file: the test module, found by its name where that leads to the file, else by the file.
         folder: where the processes write what they print.
+        run: `module:function`, called in each process with the test module and the job.
+        preloaded: modules imported before the first fork.
+        environment: what the processes find in their environment besides this one's.
     """
 
-    def __init__(self, module: str, file: str, folder: Path) -> None:
-        self._where = {"module": module, "file": file}
+    def __init__(
+        self,
+        module: str,
+        file: str,
+        folder: Path,
+        *,
+        run: str = RUN,
+        preloaded: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        if preloaded is None:
+            preloaded = (*PRELOADED, *(AGENTSCOPE if importlib.util.find_spec("agentscope") else ()))
+        self._where = {"module": module, "file": file, "run": run, "preloaded": list(preloaded)}
         self._folder = folder
+        self._environment = dict(environment or {})
         self._server: subprocess.Popen[str] | None = None
         self.threads: list[str] = []
         """Threads that importing the module started; if there are any, every process is a new interpreter."""
@@ -83,7 +99,7 @@ class Processes:
             _end(self._server)
 
     def run(self, job: Mapping[str, Any], *, seconds: float) -> Ended:
-        """Tell what `job` says (`play.run`), and wait for the end of the process."""
+        """Do what `job` says, and wait for the end of the process."""
         output = self._folder / "output"
         output.write_bytes(b"")
         request = json.dumps({"job": dict(job), "output": str(output), "seconds": seconds})
@@ -111,6 +127,7 @@ class Processes:
             **{f"{library}_NUM_THREADS": "1" for library in ONE_THREAD},
             **os.environ,
             "DURABLE_FAILPOINT": "",
+            **self._environment,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         with (self._folder / "imports").open("wb") as errors:
@@ -137,7 +154,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 # ------------------------------------------------------------ in the other process
 
 
-def load(where: Mapping[str, str]) -> Any:
+def load(where: Mapping[str, Any]) -> Any:
     """The test module, imported as this process finds it."""
     name, file = where["module"], where["file"]
     try:
@@ -168,27 +185,27 @@ def _threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one is not threading.main_thread()]
 
 
-def _serve(where: Mapping[str, str]) -> None:
+def _serve(where: Mapping[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     _ = os.dup2(2, 1)  # What a library prints must not look like an answer.
     module = load(where)
-    for name in (*PRELOADED, *(AGENTSCOPE if importlib.util.find_spec("agentscope") else ())):
+    for name in where["preloaded"]:
         _ = importlib.import_module(name)
     _ = answers.write(json.dumps(_threads()) + "\n")
     answers.flush()
     for line in sys.stdin:
-        _ = answers.write(f"{_fork(module, json.loads(line))}\n")
+        _ = answers.write(f"{_fork(module, where['run'], json.loads(line))}\n")
         answers.flush()
 
 
-def _fork(module: Any, request: dict[str, Any]) -> int:
+def _fork(module: Any, run: str, request: dict[str, Any]) -> int:
     """The exit code of a child, or minus the signal that ended it."""
     # The child keeps the writing end until it is gone, however it goes. What it executes does not inherit it.
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        _child(module, request)
+        _child(module, run, request)
     os.close(write)
     ready, _, _ = select.select([read], [], [], request["seconds"])
     os.close(read)
@@ -198,7 +215,7 @@ def _fork(module: Any, request: dict[str, Any]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _child(module: Any, request: dict[str, Any]) -> None:
+def _child(module: Any, run: str, request: dict[str, Any]) -> None:
     code = 1
     try:
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -206,9 +223,8 @@ def _child(module: Any, request: dict[str, Any]) -> None:
         for there, here in ((nothing, 0), (output, 1), (output, 2)):
             _ = os.dup2(there, here)
         faulthandler.enable()
-        from agentscope_durable.testing.kit import play
-
-        play.run(module, request["job"])
+        home, _, name = run.partition(":")
+        getattr(importlib.import_module(home), name)(module, request["job"])
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the process that asked is told
         traceback.print_exc()
@@ -223,4 +239,5 @@ if __name__ == "__main__":
     if mode == "--serve":
         _serve(json.loads(told))
     else:
-        _child(load(json.loads(told)), json.loads(rest[0]))
+        place = json.loads(told)
+        _child(load(place), place["run"], json.loads(rest[0]))
