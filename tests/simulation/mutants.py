@@ -24,7 +24,6 @@ from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.stores.records.memory import MemoryRecordStore
-from agentscope_durable.testing.scripted_harness._state import State
 from agentscope_durable.testing.scripted_harness._tools import WithTools
 
 
@@ -161,18 +160,6 @@ def forgotten_result() -> Iterator[None]:
 
 
 @contextmanager
-def lost_task() -> Iterator[None]:
-    """What a refused commit would have stored counts as stored."""
-
-    def back_to(self: Any, mark: Any) -> None:
-        del self.messages[mark.messages :]
-        self._stored = min(self._stored, mark.messages)
-
-    with _instead(State, "back_to", back_to):
-        yield
-
-
-@contextmanager
 def away_is_damage() -> Iterator[None]:
     """Doctor calls a store that is away damage."""
 
@@ -195,10 +182,16 @@ def dropped_is_damage() -> Iterator[None]:
 
 @contextmanager
 def released_lease() -> Iterator[None]:
-    """A host that closes gives its lease back although a claim of its may still be carried out."""
+    """A host that closes gives its lease back although a claim of its may still be carried out, and nobody looks who
+    owns something without one."""
+
+    async def nobody(host: Any, kind: str) -> list[str]:
+        return []
+
     Host.unheard = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
     try:
-        yield
+        with _instead(scheduler, "holders", nobody), _instead(dispatch, "holders", nobody):
+            yield
     finally:
         del Host.unheard
 
@@ -209,6 +202,5 @@ FORMER: dict[str, Callable[[], Any]] = {
     "dropped_is_damage": dropped_is_damage,
     "released_lease": released_lease,
     "forgotten_result": forgotten_result,
-    "lost_task": lost_task,
 }
 """Bugs that the simulator found, by the name of the kept story that shows them."""

@@ -98,7 +98,7 @@ def test_a_story_that_failed_once_fails_no_more_and_would_if_the_bug_came_back(a
 
 
 def test_every_bug_that_was_found_has_its_story() -> None:
-    assert {bug for bug, _ in kept()} == FORMER.keys()
+    assert {bug for bug, _ in kept() if bug} == FORMER.keys()
 
 
 @pytest.mark.timeout(60 * MINUTES)
