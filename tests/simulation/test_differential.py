@@ -33,7 +33,8 @@ from tests.simulation.schedule import draw
 HISTORIES = int(os.environ.get("HISTORIES", "8"))
 HISTORIES_MAX = 200
 """Histories after which every command must have succeeded, been refused and been fenced."""
-STORIES = (1, 2)
+STORIES = (23, 34)
+"""Without a theme, so that much happens in them."""
 LENGTH = 100
 
 Open = Callable[[ManualClock, str], Any]

@@ -93,7 +93,7 @@ def test_a_story_that_failed_once_fails_no_more_and_would_if_the_bug_came_back(a
     said = simulate("--kept", "--agent", agent)
 
     assert [line.partition(":")[0] for line in said.splitlines()] == [
-        bug for bug, plan in kept() if plan.agent == agent
+        bug or f"seed {plan.seed}" for bug, plan in kept() if plan.agent == agent
     ]
 
 
