@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentscope_durable.assembly import PostgresBackend
-from agentscope_durable.contracts.errors import Retry
+from agentscope_durable.contracts.errors import Retry, Unconfirmed
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
@@ -32,7 +32,11 @@ LEASE = 1.0
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_the_takeover(
-    postgres: PostgresServer, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer,
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     chance = random.Random(seed)
     gates = Gates()
@@ -61,6 +65,7 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
 
         # Counted are the changes that are asked for: how many of them share a statement depends on the weather.
         reached, at, changes = asyncio.Event(), chance.randint(1, 2 * TURNS), 0
+        errors: list[str] = []
         transact = PostgresRecordStore.transact
 
         async def counted(self: PostgresRecordStore, *asked: Any) -> Any:
@@ -68,7 +73,11 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
             changes += 1
             if changes >= at:
                 reached.set()
-            return await transact(self, *asked)
+            try:
+                return await transact(self, *asked)
+            except (Retry, Unconfirmed):
+                errors.append(asked[0])
+                raise
 
         gates.open("g")
         monkeypatch.setattr(PostgresRecordStore, "transact", counted)
@@ -76,6 +85,8 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
         second = await hosts.open(ScriptedHarness(script, gates=gates), parallelism=16, lease=LEASE)
         await reached.wait()
         await asyncio.to_thread(postgres.stop_immediately)
+        # It comes back when the host has met this, in a change or in looking for what to take over next.
+        await until(lambda: bool(errors or hosts.errors))
         await asyncio.to_thread(postgres.start)
 
         for n, turn in enumerate(turns):
@@ -87,3 +98,8 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
                         break
                     except Retry:
                         await asyncio.sleep(0.05)
+            view = await again.status()
+            assert (view.status, view.recovery) == (TurnStatus.COMPLETED, None), "no Turn pays for it"
+
+        told = [record for record in caplog.records if "is tried again" in record.getMessage()]
+        assert len(told) == len(errors), "each error of a Turn is told of, and the change is asked for again"
