@@ -59,6 +59,10 @@ _MEDIA: Final[tuple[tuple[str, type[Image] | type[Audio] | type[Video]], ...]] =
 # ------------------------------------------------------------ a model's answer
 
 
+STRANGE = (*UNREADABLE, KeyError, TypeError, ValueError)
+"""How native classes say that what is stored is none of theirs; a `ValidationError` of pydantic is a `ValueError`."""
+
+
 class StoredAnswer(Discreet, frozen=True):
     """The payload of a `model/result` entry that holds an answer.
 
@@ -119,19 +123,26 @@ def read_answer(payload: msgspec.Raw, *, position: int) -> StoredAnswer:
 
 
 def chat_response(stored: StoredAnswer) -> Any:
-    """A stored answer as the native response that ends a stream."""
+    """A stored answer as the native response that ends a stream.
+
+    Raises:
+        CorruptRecord: the installed AgentScope has no such response.
+    """
     from agentscope.model import ChatResponse, ChatUsage, FinishedReason
 
-    usage = None if stored.usage is None else ChatUsage(**stored.usage)
-    return ChatResponse(
-        content=native_blocks(stored.content),
-        is_last=True,
-        id=stored.id,
-        created_at=stored.created_at,
-        usage=usage,
-        finished_reason=FinishedReason(stored.finished_reason),
-        metadata=stored.metadata or {},
-    )
+    content = native_blocks(stored.content)
+    try:
+        return ChatResponse(
+            content=content,
+            is_last=True,
+            id=stored.id,
+            created_at=stored.created_at,
+            usage=None if stored.usage is None else ChatUsage(**stored.usage),
+            finished_reason=FinishedReason(stored.finished_reason),
+            metadata=stored.metadata or {},
+        )
+    except STRANGE as error:
+        raise CorruptRecord("stored answer", "ChatResponse", type(error).__name__) from error
 
 
 def native_blocks(bodies: Iterable[msgspec.Raw]) -> list[Any]:
@@ -153,7 +164,10 @@ def native_blocks(bodies: Iterable[msgspec.Raw]) -> list[Any]:
     }
     blocks: list[Any] = []
     for body in bodies:
-        kind = str(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("type", msgspec.Raw(b'""')), "utf-8")
+        try:
+            kind = str(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("type", msgspec.Raw(b'""')), "utf-8")
+        except UNREADABLE as error:
+            raise CorruptRecord("native block", "block", str(error)) from error
         found = classes.get(kind.strip('"'))
         if found is None:
             raise CorruptRecord("native block", kind, "this release of AgentScope has no such block")
@@ -185,17 +199,24 @@ def structured_payload(response: Any) -> msgspec.Raw:
 
 
 def structured_response(receipt: msgspec.Raw) -> Any:
+    """
+    Raises:
+        CorruptRecord: the receipt is none of a StructuredResponse.
+    """
     from agentscope.model import ChatUsage, StructuredResponse
 
-    stored = msgspec.json.decode(receipt)
-    usage = stored["usage"]
-    return StructuredResponse(
-        content=stored["content"],
-        id=stored["id"],
-        created_at=stored["created_at"],
-        usage=None if usage is None else ChatUsage(**usage),
-        metadata=stored["metadata"],
-    )
+    try:
+        stored = msgspec.json.decode(receipt, type=dict[str, Any])
+        usage = stored["usage"]
+        return StructuredResponse(
+            content=stored["content"],
+            id=stored["id"],
+            created_at=stored["created_at"],
+            usage=None if usage is None else ChatUsage(**usage),
+            metadata=stored["metadata"],
+        )
+    except STRANGE as error:
+        raise CorruptRecord("receipt", "StructuredResponse", type(error).__name__) from error
 
 
 def usage_of(usage: Any) -> Usage | None:

@@ -396,7 +396,7 @@ class _CallIds:
         if written is None:
             self._written[now] = block.input
             return block
-        if _complete(written):
+        if complete(written):
             if block.name and not block.input:
                 self._named[given] = block.name
                 return block
@@ -410,12 +410,13 @@ class _CallIds:
         return block if now == given else block.model_copy(update={"id": now})
 
 
-def _complete(text: str) -> bool:
+def complete(text: str) -> bool:
+    """Whether what a model has written of a call's arguments is a whole object. It may write what it likes."""
     if not text.rstrip().endswith("}"):
         return False
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
