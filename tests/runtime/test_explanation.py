@@ -511,18 +511,27 @@ async def test_a_turn_whose_host_is_gone(hosts: Hosts, clock: ManualClock) -> No
 
 @pytest.mark.spec("DX-08")
 async def test_a_turn_that_has_ended_says_how(hosts: Hosts) -> None:
-    scripts = {"well": [final("fine")], "badly": [Fail(kind="ValueError", message="a defect")]}
-    runtime = await hosts.open(ScriptedHarness(scripts))
+    scripts = {
+        "well": [final("fine")],
+        "badly": [Fail(kind="ValueError", message="a defect")],
+        "long": [Stall(gate="g"), final()],
+    }
+    gates = Gates()
+    runtime = await hosts.open(ScriptedHarness(scripts, gates=gates))
     session = await runtime.create_session(KEY, "agent")
     well, badly = await session.submit("r1", "well"), await session.submit("r2", "badly")
-    cancelled = await session.submit("r3", "well")
+    cancelled = await session.submit("r3", "long")
     await turn_is(badly, TurnStatus.FAILED)
+    await gates.reached("g")
     await cancelled.cancel("c1")
+    await turn_is(cancelled, TurnStatus.CANCELLED)
 
     _, [row] = await explained(well, R.ENDED)
     assert "COMPLETED" in row.text and "reads on from its cursor, or from a snapshot" in row.next_action
     _, [row] = await explained(badly, R.ENDED)
     assert "FAILED: ValueError: a defect" in row.text and "new request id" in row.next_action
+    _, [row] = await explained(cancelled, R.ENDED)
+    assert "CANCELLED" in row.text and "new request id" in row.next_action
 
 
 @pytest.mark.spec("RT-56", "RT-21")
