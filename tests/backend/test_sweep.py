@@ -35,7 +35,9 @@ from agentscope_durable.stores.objects.cloud import S3ObjectStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from tests.every_store import on_every_store, shelf
+from tests.servers.fixtures import shared_postgres
 from tests.servers.s3 import Server, running
+from tests.servers.stores import open_bodies, schema_of
 
 pytestmark = pytest.mark.spec("OB-08")
 
@@ -51,12 +53,18 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture(params=["files", "bucket"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+@pytest.fixture(params=["files", "bucket", "postgres"])
+async def objects(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[ObjectStore]:
     """An object store of the test's own."""
-    if request.param == "files":
-        return FileObjectStore(tmp_path / "bodies")
-    return S3ObjectStore(prefix=tmp_path.name, **request.getfixturevalue("bucket").options)
+    match request.param:
+        case "files":
+            yield FileObjectStore(tmp_path / "bodies")
+        case "bucket":
+            yield S3ObjectStore(prefix=tmp_path.name, **request.getfixturevalue("bucket").options)
+        case _:
+            store = await open_bodies(shared_postgres().dsn(), schema_of(tmp_path))
+            yield store
+            await store.close()
 
 
 def content(n: int) -> bytes:
@@ -317,7 +325,10 @@ SWEEPER = """
     from agentscope_durable.testing.manual_clock import ManualClock
     async def main():
         clock, options, objects = ManualClock(int(sys.argv[2])), json.loads(sys.argv[5]), None
-        if options:
+        if "where" in options:
+            from agentscope_durable.stores.objects.postgres import PostgresObjectStore
+            objects = await PostgresObjectStore.open(**options)
+        elif options:
             from agentscope_durable.stores.objects.cloud import S3ObjectStore
             objects = S3ObjectStore(**options)
         async with LocalBackend.open(sys.argv[1], clock=clock, object_store=objects) as backend:
@@ -334,13 +345,23 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("where", ["files", "bucket"])
-@pytest.mark.parametrize(("point", "nth"), PLACES)
+@pytest.mark.parametrize(
+    ("point", "nth", "where"),
+    # A commit knows nothing of where bodies are.
+    [(*place, where) for place in PLACES for where in ("files", "bucket")]
+    + [("object.delete.before", 2, "postgres"), ("object.delete.after", 2, "postgres")],
+)
 async def test_killed_anywhere_the_next_sweep_ends_it(
     tmp_path: Path, bucket: Server, point: str, nth: int, where: str
 ) -> None:
-    options = {} if where == "files" else {"prefix": tmp_path.name, **bucket.options}
-    objects = S3ObjectStore(**options) if options else None
+    options: dict[str, Any] = {}
+    objects: Any = None
+    if where == "bucket":
+        options = {"prefix": tmp_path.name, **bucket.options}
+        objects = S3ObjectStore(**options)
+    if where == "postgres":
+        options = {"where": shared_postgres().dsn(), "schema": schema_of(tmp_path)}
+        objects = await open_bodies(options["where"], options["schema"])
     async with sweeping(tmp_path, objects) as at:
         await at.created()
         used = await at.used(0)
@@ -372,6 +393,8 @@ async def test_killed_anywhere_the_next_sweep_ends_it(
         assert await at.whole(used, body)
         if point == "store.commit.before" and nth == 1:
             assert body.name == lost[0].name
+    if where == "postgres":
+        await objects.close()
 
 
 async def test_a_removal_that_fails_is_done_by_the_next_sweep(tmp_path: Path) -> None:
@@ -456,7 +479,7 @@ async def test_what_no_record_knows_goes_only_when_that_is_wanted(objects: Objec
         at.clock.advance(DAY)
         assert (await at.sweep()).strangers is None
         subjects = {finding.subject for finding in (await at.operations.doctor()).findings}
-        folder = FileObjectStore(tmp_path).folder_of("app\x00elsewhere")
+        folder = objects.folder_of("app\x00elsewhere")
         assert subjects == {f"object {there}", f"folder {folder}"}
 
         expected = [f"app/s%2F1: {there}", *(f"{folder}: {name}" for name in sorted(foreign))]

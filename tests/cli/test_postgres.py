@@ -12,6 +12,7 @@ import pytest
 
 from agentscope_durable.assembly import PostgresBackend
 from agentscope_durable.cli.store import without_password
+from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.errors import StoreReadOnly
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -102,7 +103,7 @@ def test_a_password_is_not_printed(given: str, printed: str) -> None:
 async def test_what_is_closed_is_dropped_and_what_is_old_is_pruned_as_in_a_folder(
     backend: PostgresBackend, url: str, typed: Callable[..., Any]
 ) -> None:
-    harness = Harness("agent", "v1", ScriptedHarness((final("done"),)))
+    harness = Harness("agent", "v1", ScriptedHarness((final("x" * 100_000),)))
     async with DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime:
         await runtime.start()
         for name in ("c1", "c2", "c3"):
@@ -129,8 +130,18 @@ async def test_what_is_closed_is_dropped_and_what_is_old_is_pruned_as_in_a_folde
     await command("close", "app/c2")
     report = (await command("retain", "--closed-older-than", "0s", "--events-older-than", "0s")).json
     assert [one["sessionId"] for one in report["dropped"]] == ["c2"] and report["events"] > 0
-    assert (await command("history", "app/c3")).json
+
+    # The bodies of the two that were dropped go with the next sweep, and no others.
+    async def bodies() -> list[list[str]]:
+        partitions = [keys.partition(SessionKey("app", name)) for name in ("c1", "c2", "c3")]
+        return [await backend.objects.list(one) for one in partitions]
+
+    first, second, third = await bodies()
+    assert first and second and third
+    assert (await command("sweep")).json["swept"] == len(first) + len(second)
+    assert await bodies() == [[], [], third]
     assert (await command("sweep")).json["swept"] == 0
+    assert "x" * 100_000 in (await command("history", "app/c3")).out
     assert (await command("doctor", "--deep")).json["sound"] is True
 
 

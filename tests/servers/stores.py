@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentscope_durable.stores._postgres_connections import Source, source_of
+from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.stores.records._postgres_clock import ServerClock
 from agentscope_durable.stores.records._postgres_tables import Tables
 from agentscope_durable.stores.records.postgres import PostgresRecordStore
@@ -32,6 +33,12 @@ async def open_postgres(dsn: str, schema: str, clock: Callable[[], int] | None =
     passes: Any = getattr(clock, "boot_ms", clock)
     clocked: Any = _ClockedSource(source_of(dsn), clock)
     return PostgresRecordStore(clocked, None, Tables(schema, clock=CLOCK), clock=ServerClock(passes))
+
+
+async def open_bodies(dsn: str, schema: str) -> PostgresObjectStore:
+    """The table of large bodies in a schema, which is made if there is none."""
+    await PostgresRecordStore.initialize_schema(dsn, schema=schema)
+    return await PostgresObjectStore.open(dsn, schema=schema)
 
 
 class _ClockedSource:
