@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import pytest
 
 pytest.importorskip("agentscope")
@@ -19,7 +20,7 @@ pytest.importorskip("agentscope")
 from agentscope.agent import ContextConfig
 
 from agentscope_durable.adapters.agentscope import AgentBuilder
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.errors import BodyMissing, DigestMismatch, Unavailable
@@ -29,10 +30,13 @@ from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.object_store import ObjectStore
 from agentscope_durable.stores.objects.cloud import S3ObjectStore
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
+from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.testing.scripted_model import Call, rounds_so_far
 from tests.adapters.agentscope.agents import Agents, external, tool
 from tests.runtime.conftest import KEY, turn_is, until
+from tests.servers.fixtures import shared_postgres
 from tests.servers.s3 import Server, running
+from tests.servers.stores import open_bodies, schema_of
 
 pytestmark = pytest.mark.backend("sqlite")
 
@@ -46,17 +50,30 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture(params=["files", "bucket"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    if request.param == "files":
-        return FileObjectStore(tmp_path / "bodies")
-    return S3ObjectStore(prefix=tmp_path.name, retries=0, **request.getfixturevalue("bucket").options)
+@pytest.fixture(params=["files", "bucket", pytest.param("postgres", marks=pytest.mark.backend("postgres"))])
+async def objects(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    """Where the bodies are. Those in PostgreSQL are in a table beside the records, as they are by default."""
+    match request.param:
+        case "files":
+            yield FileObjectStore(tmp_path / "bodies")
+        case "bucket":
+            yield S3ObjectStore(prefix=tmp_path.name, retries=0, **request.getfixturevalue("bucket").options)
+        case _:
+            store = await open_bodies(shared_postgres().dsn(), schema_of(tmp_path))
+            yield store
+            await store.close()
 
 
 class World:
-    """A Turn whose message, tool result, note, question and answer are each as large as is wanted."""
+    """A Turn whose message, tool result, note, question and answer are each as large as is wanted.
 
-    def __init__(self, folder: Path, objects: ObjectStore, size: int) -> None:
+    Args:
+        objects: where its bodies are, or what stands before that.
+        inner: where they are, if something stands before it.
+    """
+
+    def __init__(self, folder: Path, objects: ObjectStore, size: int, *, inner: ObjectStore | None = None) -> None:
+        self.in_postgres = isinstance(inner or objects, PostgresObjectStore)
         self.folder = folder
         self.objects = objects
         self.text = {part: f"{part} ".ljust(size, part[0]) for part in PARTS}
@@ -75,9 +92,15 @@ class World:
             self.text["answered"],
         ][number]
 
+    def opening(self) -> Any:
+        if not self.in_postgres:
+            return LocalBackend.open(self.folder / "store", object_store=self.objects, synchronous="NORMAL")
+        given = None if isinstance(self.objects, PostgresObjectStore) else self.objects
+        return PostgresBackend.open(shared_postgres().dsn(), schema=schema_of(self.folder), object_store=given)
+
     @asynccontextmanager
     async def host(self) -> AsyncIterator[DurableRuntime]:
-        async with LocalBackend.open(self.folder / "store", object_store=self.objects, synchronous="NORMAL") as backend:
+        async with self.opening() as backend:
             runtime = DurableRuntime(
                 backend=backend,
                 harnesses=[Harness("assistant", "v1", self.agents.adapter())],
@@ -98,8 +121,25 @@ class World:
         [question] = await turn.pending_interactions()
         await turn.respond("a1", question.interaction_id, self.text["filled in"])
 
-    def largest(self) -> dict[str, int]:
-        """The largest value of each column of each table."""
+    async def asked_in_postgres(self, *statements: str) -> list[Any]:
+        connection = await asyncpg.connect(shared_postgres().dsn())
+        try:
+            return [await connection.fetch(statement) for statement in statements]
+        finally:
+            await connection.close()
+
+    async def largest(self) -> dict[str, int]:
+        """The largest value of each column of each table of the records."""
+        if self.in_postgres:
+            schema = schema_of(self.folder)
+            [columns] = await self.asked_in_postgres(
+                "select table_name, column_name from information_schema.columns"
+                f" where table_schema='{schema}' and table_name<>'durable_body' and data_type='bytea'"
+            )
+            sizes = await self.asked_in_postgres(
+                *(f"select coalesce(max(octet_length({name})), 0) from {schema}.{table}" for table, name in columns)
+            )
+            return {f"{table}.{name}": size for (table, name), [(size,)] in zip(columns, sizes, strict=True)}
         connection = apsw.Connection(str(self.folder / "store" / "durable.db"), flags=apsw.SQLITE_OPEN_READONLY)
         try:
             tables = [name for (name,) in connection.execute("select name from sqlite_schema where type='table'")]
@@ -115,11 +155,16 @@ class World:
 
     async def journal(self) -> str:
         """The object that holds the newest native block which stands outside of the records."""
-        connection = apsw.Connection(str(self.folder / "store" / "durable.db"), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            rows = connection.execute("select journal from log where journal is not null order by id desc").fetchall()
-        finally:
-            connection.close()
+        if self.in_postgres:
+            [rows] = await self.asked_in_postgres(
+                f"select journal from {schema_of(self.folder)}.durable_log where journal is not null order by rev desc"
+            )
+        else:
+            connection = apsw.Connection(str(self.folder / "store" / "durable.db"), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                rows = [*connection.execute("select journal from log where journal is not null order by id desc")]
+            finally:
+                connection.close()
         from agentscope_durable.contracts.bodies import column_reference
 
         return next(found.name for (row,) in rows if (found := column_reference(bytes(row))) is not None)
@@ -179,8 +224,8 @@ async def test_none_of_it_stands_in_a_record_and_all_of_it_comes_back(objects: O
         assert _words(calls["c3"].result) == world.text["filled in"]
     assert world.asked == [0, 1, 2, 3, 4]
 
-    largest = world.largest()
-    assert all(size <= INLINE_MAX_BYTES for size in largest.values()), largest
+    largest = await world.largest()
+    assert largest and all(size <= INLINE_MAX_BYTES for size in largest.values()), largest
     partition = keys.partition(KEY)
     sizes = [len(await objects.get(partition, name)) for name in await objects.list(partition)]
     assert sum(size > 5 * MIB for size in sizes) >= len(PARTS)
@@ -228,7 +273,7 @@ async def test_a_turn_whose_native_state_cannot_be_read_waits_and_goes_on_when_i
     content = await objects.get(partition, name)
     await objects.delete(partition, name)
     if what == "altered":
-        write_behind(objects, partition, name, content[:-1] + b"?")
+        await write_behind(objects, partition, name, content[:-1] + b"?")
 
     async with world.host() as second:
         turn = second.get_session(KEY).get_turn(turn.turn_id)
@@ -250,9 +295,12 @@ async def test_a_turn_whose_native_state_cannot_be_read_waits_and_goes_on_when_i
     assert world.asked == [0, 1, 2, 3, 4], "no answer of the model was asked for twice"
 
 
-def write_behind(objects: ObjectStore, partition: str, name: str, content: bytes) -> None:
+async def write_behind(objects: ObjectStore, partition: str, name: str, content: bytes) -> None:
     """Other bytes under the name, as a disk or a person might leave them."""
-    if isinstance(objects, FileObjectStore):
+    if isinstance(objects, PostgresObjectStore):
+        scope = bytes.fromhex(objects.folder_of(partition))
+        await objects._ask(objects._put, scope, name.encode(), content, writes=True)
+    elif isinstance(objects, FileObjectStore):
         objects._path(partition, name).write_bytes(content)
     else:
         assert isinstance(objects, S3ObjectStore)
@@ -286,7 +334,7 @@ async def test_a_turn_whose_native_state_cannot_be_read_now_goes_on_by_itself_an
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     refusing = Refusing(objects)
-    world = World(tmp_path, refusing, 100_000)  # type: ignore[arg-type]
+    world = World(tmp_path, refusing, 100_000, inner=objects)  # type: ignore[arg-type]
     async with world.host() as first:
         turn = await world.until_the_form(first)
         await world.fill_in(turn)
@@ -311,7 +359,7 @@ async def test_records_opened_with_another_object_store_say_so(objects: ObjectSt
     async with world.host() as first:
         _ = await world.until_the_form(first)
     world.objects = FileObjectStore(tmp_path / "elsewhere")
-    async with LocalBackend.open(tmp_path / "store", object_store=world.objects) as backend:
+    async with world.opening() as backend:
         async with DurableRuntime(backend=backend) as api:
             with pytest.raises(BodyMissing) as raised:
                 await api.get_session(KEY).history()
