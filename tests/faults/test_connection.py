@@ -94,4 +94,4 @@ async def test_the_connection_may_end_at_any_statement(postgres: PostgresServer,
         if not cut and ALL:
             break
     assert not broken, f"{how} of statement n: {broken}"
-    assert cuts
+    assert cuts >= SAMPLE // 2

@@ -78,7 +78,7 @@ def test_the_disk_may_fail_at_any_time(fault: str, tmp_path: Path) -> None:
         if wrong:
             broken[nth] = wrong
     assert not broken, f"{fault} number n: {broken}"
-    assert failures
+    assert failures >= SAMPLE // 2
 
 
 async def test_a_reading_that_meets_a_fault_tells_of_the_fault(tmp_path: Path) -> None:

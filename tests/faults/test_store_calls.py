@@ -75,3 +75,5 @@ def test_any_call_of_the_store_may_fail_once(backend: str, how: str, tmp_path: P
             break
     assert not wrong, f"{how} of call n on {backend}: {wrong}"
     assert failures >= SAMPLE[backend] // 2
+    # The story has an end: beyond it nothing fails, and nothing is wrong.
+    assert told(None if backend == "memory" else tmp_path / "beyond", how, CALLS_MAX) == (False, [])
