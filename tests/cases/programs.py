@@ -52,7 +52,7 @@ def opening(job: Mapping[str, Any]) -> Any:
     """The store of a job, for `async with`."""
     if "dsn" in job:
         return PostgresBackend.open(job["dsn"], schema=job["schema"], initialize_schema=True)
-    return LocalBackend.open(Path(job["folder"]) / "store")
+    return LocalBackend.open(Path(job["folder"]) / "store", synchronous=job.get("synchronous", "FULL"))
 
 
 @asynccontextmanager

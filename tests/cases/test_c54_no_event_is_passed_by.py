@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from agentscope_durable import _failpoints
-from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.contracts.events import Committed, PublicEvent
 from agentscope_durable.contracts.options import EventStreamOptions
 from agentscope_durable.runtime.replay import SessionEventClient
 from agentscope_durable.runtime.runtime import Definition, DurableRuntime
+from tests.cases.programs import job_of, opening
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, SECONDS, all_events, until
 
 WRITERS, STORES, TURNS = 16, 4, 12
@@ -27,8 +28,8 @@ DEFINITION = Definition("agent", "v1", "s1")
 
 @pytest.mark.case("C54")
 @pytest.mark.spec("ST-06", "EV-04")
-@pytest.mark.backend("sqlite")
-async def test_readers_that_go_on_from_their_cursor_see_each_event_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_readers_that_go_on_from_their_cursor_see_each_event_once(backend: str, tmp_path: Path) -> None:
     """Sixteen writers, over four connections that take turns; readers on further ones look all the time."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -44,8 +45,8 @@ async def test_readers_that_go_on_from_their_cursor_see_each_event_once(tmp_path
     async with AsyncExitStack() as stack:
         sessions = []
         for _ in range(STORES + 1):
-            backend = await stack.enter_async_context(LocalBackend.open(tmp_path, synchronous="NORMAL"))
-            runtime = DurableRuntime(backend=backend, definitions=[DEFINITION], poll_interval=0.01)
+            opened = await stack.enter_async_context(opening({**job_of(backend, tmp_path), "synchronous": "NORMAL"}))
+            runtime = DurableRuntime(backend=opened, definitions=[DEFINITION], poll_interval=0.01)
             await stack.enter_async_context(runtime)
             sessions.append(await runtime.create_session(KEY, "agent"))
         for number in range(WRITERS):
