@@ -27,13 +27,17 @@ from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_model import Call
 from tests.adapters.agentscope.agents import Agents, tool
+from tests.every_store import shelf
 from tests.runtime.conftest import KEY, SECONDS, turn_is, until
 
-pytestmark = [pytest.mark.case("C23"), pytest.mark.backend("sqlite")]
+pytestmark = pytest.mark.case("C23")
 
 LEASE = 0.5
 LARGE = "x" * (2 * INLINE_MAX_BYTES)
 PLACES = ["factory", "input", "tool list", "result"]
+ON_SQLITE = [(place, "sqlite") for place in PLACES]
+ON_EACH = [*ON_SQLITE, ("factory", "postgres")]
+"""A control and a takeover come out of the store; what they reach is the same whatever the store."""
 
 
 class Slow:
@@ -63,8 +67,8 @@ class World:
         hosts: the first one has begun the Turn.
     """
 
-    def __init__(self, folder: Path, clock: ManualClock | None = None) -> None:
-        self.folder, self.clock, self.slow = folder, clock, Slow()
+    def __init__(self, folder: Path, store: str = "sqlite", clock: ManualClock | None = None) -> None:
+        self.folder, self.store, self.clock, self.slow = folder, store, clock, Slow()
         self.agents = Agents(folder, ["done"])
         self.input = "go"
         self.hosts: list[DurableRuntime] = []
@@ -100,9 +104,18 @@ class World:
                 )
 
     @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        if self.store == "sqlite":
+            async with LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock) as backend:
+                yield backend
+        else:
+            async with shelf(self.store, self.folder, self.clock) as place:
+                yield await place.backend()
+
+    @asynccontextmanager
     async def begun(self, place: str) -> AsyncIterator[Any]:
         """A Turn whose first or second Run does not get beyond its beginning."""
-        async with LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock) as backend:
+        async with self.opened() as backend:
             self.backend = backend
             first = await self.open("first")
             try:
@@ -153,11 +166,11 @@ class SlowTools:
         return ""
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "backend"), ON_EACH)
 async def test_a_cancel_breaks_off_what_is_slow_and_the_next_turn_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, backend)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
         asked = world.agents.requests
@@ -171,11 +184,11 @@ async def test_a_cancel_breaks_off_what_is_slow_and_the_next_turn_runs(
         await turn_is(following, "COMPLETED")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "backend"), ON_SQLITE)
 async def test_a_pause_breaks_off_what_is_slow_and_resume_begins_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, backend)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
         await turn.pause("p1")
@@ -186,11 +199,11 @@ async def test_a_pause_breaks_off_what_is_slow_and_resume_begins_it_again(
         assert str(await turn.wait(SECONDS)) == "done"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "backend"), ON_SQLITE)
 async def test_the_end_of_its_host_breaks_off_what_is_slow_and_another_host_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, backend)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
         async with asyncio.timeout(SECONDS):
@@ -203,14 +216,14 @@ async def test_the_end_of_its_host_breaks_off_what_is_slow_and_another_host_goes
         assert [run.status for run in await turn.list_runs()][-2:] == ["RELEASED", "COMPLETED"]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "backend"), ON_EACH)
 async def test_a_takeover_breaks_off_what_is_slow_in_the_former_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
     # Not cancelled by force after a while: the Run hears of it.
     monkeypatch.setattr(watch, "FENCED_SECONDS", 10 * SECONDS)
     clock = ManualClock()
-    world = World(tmp_path, clock)
+    world = World(tmp_path, backend, clock)
     world.slow_in(place, monkeypatch)
     async with world.begun(place) as turn:
         heartbeat = world.hosts[0]._heartbeat
@@ -229,6 +242,7 @@ async def test_a_takeover_breaks_off_what_is_slow_in_the_former_host(
         assert [run.status for run in await turn.list_runs()][-2:] == ["LOST", "COMPLETED"]
 
 
+@pytest.mark.backend("sqlite")
 @pytest.mark.parametrize("place", ["factory", "input"])
 async def test_what_does_not_let_itself_be_broken_off_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
@@ -247,6 +261,7 @@ async def test_what_does_not_let_itself_be_broken_off_is_left_behind(
     assert (world.agents.requests, world.agents.built) == (1, 2 if place == "factory" else 1)
 
 
+@pytest.mark.backend("sqlite")
 async def test_a_factory_that_ends_the_program_ends_its_run(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.slow.begun.set()
@@ -260,6 +275,7 @@ async def test_a_factory_that_ends_the_program_ends_its_run(tmp_path: Path) -> N
         assert view.error is not None and "SystemExit" in view.error.kind
 
 
+@pytest.mark.backend("sqlite")
 async def test_what_a_factory_sets_is_seen_by_the_tools_of_its_agent(tmp_path: Path) -> None:
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
     seen: list[str] = []

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import pytest
 
 pytest.importorskip("agentscope")
 
 from agentscope_durable.adapters.agentscope import AgentScopeAdapter, adapter
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.status import RunStatus, TurnStatus, WaitKind
 from agentscope_durable.contracts.views import RecoveryPolicy
 from agentscope_durable.runtime.operations import HostOperations
@@ -27,9 +28,13 @@ from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_model import Call, Stall, Text, rounds_so_far
 from tests.adapters.agentscope.agents import Agents, external, tool
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, kill, turn_is, until
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import schema_of
 
-pytestmark = [pytest.mark.case("C62"), pytest.mark.backend("sqlite")]
+pytestmark = pytest.mark.case("C62")
+on_sqlite = pytest.mark.backend("sqlite")
 
 LEASE = 0.9
 """Seconds of the clock that a test moves; by the real one, a host says what it can run every third of them."""
@@ -42,9 +47,10 @@ LOAD = "stream=?"
 class World:
     """A Turn that pays, asks a person for a form, and then answers. What the model was asked is counted by round."""
 
-    def __init__(self, folder: Path, clock: ManualClock) -> None:
+    def __init__(self, folder: Path, clock: ManualClock, store: str = "sqlite") -> None:
         self.folder = folder
         self.clock = clock
+        self.store = store
         self.asked: list[int] = []
         self.stalls = False
         self.stalled = asyncio.Event()
@@ -64,14 +70,20 @@ class World:
             return Call("form", id="c2")
         return [Stall(reached=self.stalled)] if self.stalls else "done"
 
+    def opening(self) -> Any:
+        if self.store == "postgres":
+            dsn = shared_postgres().dsn()
+            return PostgresBackend.open(dsn, schema=schema_of(self.folder), initialize_schema=True)
+        return LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock)
+
     @asynccontextmanager
     async def host(self, made: AgentScopeAdapter | None = None) -> AsyncIterator[DurableRuntime]:
-        async with LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock) as backend:
+        async with self.opening() as backend:
             runtime = DurableRuntime(
                 backend=backend,
                 harnesses=[Harness("assistant", "v1", made or self.agents.adapter())],
                 poll_interval=0.02,
-                lease=LEASE,
+                lease=LEASE if self.store == "sqlite" else 30.0,  # There it is the server's clock that passes.
                 close_timeout=0.5,
                 recovery_policy=RecoveryPolicy(max_retries=TIMES, initial_backoff_ms=0, max_backoff_ms=0),
             )
@@ -91,6 +103,27 @@ class World:
 
     def blocks(self) -> list[Any]:
         return self.execute("select id, journal from log where journal is not null order by id")
+
+    async def stored(self) -> list[Any]:
+        """The native blocks, as in `blocks`, wherever they are."""
+        if self.store == "sqlite":
+            return self.blocks()
+        return await self._in_postgres("select rev, journal from {log} where journal is not null order by rev")
+
+    async def damage(self, row: int, block: bytes) -> None:
+        """Other bytes in the place of a native block, or what stood there."""
+        if self.store == "sqlite":
+            self.execute("update log set journal=? where id=?", block, row)
+        else:
+            await self._in_postgres("update {log} set journal=$1 where rev=$2", block, row)
+
+    async def _in_postgres(self, statement: str, *values: Any) -> list[Any]:
+        connection = await asyncpg.connect(shared_postgres().dsn())
+        try:
+            found = await connection.fetch(statement.format(log=f"{schema_of(self.folder)}.durable_log"), *values)
+            return [tuple(one) for one in found]
+        finally:
+            await connection.close()
 
 
 class Loads:
@@ -132,6 +165,7 @@ async def says(turn: Any, kind: WaitKind, text: str) -> bool:
     return named and [one.kind for one in explained.turn.waiting_on] == [kind]
 
 
+@on_sqlite
 @pytest.mark.parametrize("way", ["resume", "takeover"])
 @pytest.mark.parametrize(
     ("error", "costs_a_run"),
@@ -184,13 +218,14 @@ async def test_what_may_pass_is_asked_again_and_the_turn_goes_on_by_itself(
 
 
 @pytest.mark.spec("BE-21")
-async def test_a_bad_digest_parks_the_turn_and_its_bytes_stay(tmp_path: Path, clock: ManualClock) -> None:
-    world = World(tmp_path, clock)
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_a_bad_digest_parks_the_turn_and_its_bytes_stay(tmp_path: Path, clock: ManualClock, backend: str) -> None:
+    world = World(tmp_path, clock, backend)
     async with world.host() as first:
         turn = await waits_for_the_form(first)
-    row, block = world.blocks()[0]
-    world.execute("update log set journal=? where id=?", bytes(block)[:-3] + b" " + bytes(block)[-3:], row)
-    before = world.log()
+    row, block = (await world.stored())[0]
+    await world.damage(row, bytes(block)[:-3] + b" " + bytes(block)[-3:])
+    before = await world.stored()
 
     async with world.host() as second:
         await second.start()
@@ -200,11 +235,10 @@ async def test_a_bad_digest_parks_the_turn_and_its_bytes_stay(tmp_path: Path, cl
         view = await turn.status()
         assert (view.recovery, view.error, view.lease) == (None, None, None)
         assert (await turn.list_runs()).items[-1].status is RunStatus.SUSPENDED
-        assert world.log()[: len(before)] == before
-        assert all(one[0] <= before[-1][0] for one in world.blocks())
+        assert await world.stored() == before, "nothing is deleted, and no state is written"
 
         # Put right by a person, it goes on from where it stood.
-        world.execute("update log set journal=? where id=?", block, row)
+        await world.damage(row, block)
         await HostOperations(second._host.backend).release(turn, request_id="op1")
         await turn_is(turn, "COMPLETED")
     assert world.asked == [0, 1, 2]
@@ -219,6 +253,7 @@ class OfFormat99(AgentScopeAdapter):
         return "agentscope-thread-journal-v99"
 
 
+@on_sqlite
 @pytest.mark.parametrize("what", ["writer", "format"])
 async def test_an_unknown_version_is_named_and_left_to_a_host_that_reads_it(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, what: str
