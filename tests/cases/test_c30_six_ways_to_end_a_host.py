@@ -23,17 +23,20 @@ from agentscope_durable.contracts.status import ExecutionState, ReplayRule, RunS
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
+from tests.cases.programs import job_of, opening
 from tests.docs.test_examples import runnable
 from tests.runtime.conftest import KEY, refused, turn_is, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = "DRAIN_SECONDS, CLOSE_SECONDS = {drain}, 0.3"
 SHORT, LONG = 0.3, 600.0
+OPENS = 'LocalBackend.open("./durable")'
 INTERRUPT = "KeyboardInterrupt in a tool"
 CLOSED_LOOP = "loop closed under it"
 WAYS = ("SIGTERM", "SIGINT", "SIGTERM twice", "SIGKILL", CLOSED_LOOP, INTERRUPT)
 
-pytestmark = pytest.mark.backend("sqlite")
+ON_EACH = [*((way, "sqlite") for way in WAYS), ("SIGTERM", "postgres"), ("SIGKILL", "postgres")]
+"""What the process does is its own affair. What the next host finds, and when, is the store's."""
 
 
 def make_harness(folder: Path, *, interrupts: bool = False) -> Harness:
@@ -95,8 +98,9 @@ sys.stdin.read()
 class Place:
     """A folder, a host's process in it, and the Turn as the application sees it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str) -> None:
         self.folder = folder
+        self.job = job_of(backend, folder)
         self.processes: list[asyncio.subprocess.Process] = []
 
     async def host(self, *, drain: float = SHORT, interrupts: bool = False, ending: str = "") -> Any:
@@ -105,7 +109,7 @@ class Place:
                 "from pathlib import Path",
                 "from tests.cases.test_c30_six_ways_to_end_a_host import make_harness",
                 f"harness = make_harness(Path('.'), interrupts={interrupts})",
-                recommended(),
+                self.program(),
                 LIMITS.format(drain=drain),
                 ending or "asyncio.run(serve())",
             ]
@@ -120,11 +124,24 @@ class Place:
         self.processes.append(process)
         return process
 
+    def program(self) -> str:
+        """The recommended program, which opens the store of this place."""
+        text = recommended()
+        assert text.count(OPENS) == 1
+        if "dsn" in self.job:
+            dsn, schema = self.job["dsn"], self.job["schema"]
+            text = text.replace(OPENS, f"PostgresBackend.open({dsn!r}, schema={schema!r})")
+            text = text.replace("DurableRuntime(", "DurableRuntime(lease=1.0, ", 1)
+        return f"from agentscope_durable import PostgresBackend\n{text}"
+
+    def opening(self) -> Any:
+        return opening(self.job) if "dsn" in self.job else LocalBackend.open(self.folder / "durable")
+
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Any]:
         """The Session of an application that runs no agents."""
         async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(LocalBackend.open(self.folder / "durable"))
+            backend = await stack.enter_async_context(self.opening())
             harnesses = [make_harness(self.folder)]
             runtime = await stack.enter_async_context(
                 DurableRuntime(backend=backend, harnesses=harnesses, poll_interval=0.05)
@@ -168,8 +185,13 @@ def _handles(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path)
+def backend() -> str:
+    return "sqlite"
+
+
+@pytest.fixture
+async def place(tmp_path: Path, backend: str) -> AsyncIterator[Place]:
+    place = Place(tmp_path, backend)
     yield place
     for process in place.processes:
         if process.returncode is None:
@@ -190,7 +212,7 @@ ENDS = {
 
 @pytest.mark.case("C30")
 @pytest.mark.spec("LF-02")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "backend"), ON_EACH)
 async def test_however_a_host_ends_its_turn_goes_on_and_ends_the_same(place: Place, way: str) -> None:
     async with place.session() as session:
         turn = await session.submit("r1", "go")
@@ -230,6 +252,7 @@ async def test_however_a_host_ends_its_turn_goes_on_and_ends_the_same(place: Pla
 
 
 @pytest.mark.case("C30")
+@pytest.mark.backend("sqlite")
 @pytest.mark.spec("AD-20")
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
 async def test_only_a_stored_cancel_makes_it_cancelled(place: Place, way: str) -> None:
