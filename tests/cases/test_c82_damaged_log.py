@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.errors import CorruptRecord, TurnFailed, Unfinished
 from agentscope_durable.contracts.events import PublicEvent
 from agentscope_durable.contracts.status import SettledBy, TurnStatus, WaitKind
@@ -19,8 +20,11 @@ from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, say
 from tests.runtime.conftest import KEY, all_events, refused, turn_is
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import schema_of
 
-pytestmark = [pytest.mark.case("C82"), pytest.mark.backend("sqlite")]
+pytestmark = pytest.mark.case("C82")
+on_sqlite = pytest.mark.backend("sqlite")
 
 SCRIPT = {
     "": [say("hm"), final("I know: {context}")],
@@ -29,20 +33,26 @@ SCRIPT = {
 DATABASE = "durable.db"
 
 
+def opening(folder: Path, store: str) -> Any:
+    if store == "postgres":
+        return PostgresBackend.open(shared_postgres().dsn(), schema=schema_of(folder), initialize_schema=True)
+    return LocalBackend.open(folder, synchronous="NORMAL")
+
+
 @asynccontextmanager
-async def host(folder: Path) -> AsyncGenerator[tuple[DurableRuntime, HostOperations]]:
+async def host(folder: Path, store: str = "sqlite") -> AsyncGenerator[tuple[DurableRuntime, HostOperations]]:
     harness = Harness("agent", "v1", ScriptedHarness(SCRIPT))
     async with (
-        LocalBackend.open(folder, synchronous="NORMAL") as backend,
+        opening(folder, store) as backend,
         DurableRuntime(backend=backend, harnesses=[harness], poll_interval=0.05) as runtime,
     ):
         await runtime.start()
         yield runtime, HostOperations(backend, checkpoints={"agent": ScriptedHarness.restore})
 
 
-async def interrupted(folder: Path, *said: str) -> str:
+async def interrupted(folder: Path, *said: str, store: str = "sqlite") -> str:
     """A Thread that was told these things, and a Turn of it that waits for an approval; the Turn's id."""
-    async with host(folder) as (runtime, _):
+    async with host(folder, store) as (runtime, _):
         session = await runtime.create_session(KEY, "agent")
         for text in said:
             await session.call(text, text)
@@ -93,6 +103,18 @@ def damage(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
     database.close()
 
 
+async def altered_in_postgres(folder: Path) -> None:
+    connection = await asyncpg.connect(shared_postgres().dsn())
+    try:
+        log = f"{schema_of(folder)}.durable_log"
+        rev, block = await connection.fetchrow(
+            f"select rev, journal from {log} where journal is not null and stream='main'::bytea order by at desc"
+        )
+        await connection.execute(f"update {log} set journal=$1 where rev=$2", block[:-2] + b" " + block[-2:], rev)
+    finally:
+        await connection.close()
+
+
 def told(events: list[PublicEvent]) -> list[tuple[int, str]]:
     return [(event.sequence, event.type) for event in events]
 
@@ -106,6 +128,7 @@ async def parked(runtime: DurableRuntime, turn_id: str) -> Any:
     return turn
 
 
+@on_sqlite
 async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> None:
     turn_id = await interrupted(tmp_path, "a", "b")
     async with host(tmp_path) as (runtime, _):
@@ -131,13 +154,20 @@ async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("BE-20", "BE-21")
-@pytest.mark.parametrize("how", [altered, truncated, garbage, contradicted], ids=lambda how: how.__name__)
+@pytest.mark.parametrize(
+    ("how", "backend"),
+    [*((how, "sqlite") for how in (altered, truncated, garbage, contradicted)), (altered, "postgres")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back(
-    tmp_path: Path, how: Callable[[apsw.Connection], None]
+    tmp_path: Path, how: Callable[[apsw.Connection], None], backend: str
 ) -> None:
-    turn_id = await interrupted(tmp_path, "a", "b")
-    damage(tmp_path, how)
-    async with host(tmp_path) as (runtime, operations):
+    turn_id = await interrupted(tmp_path, "a", "b", store=backend)
+    if backend == "postgres":
+        await altered_in_postgres(tmp_path)
+    else:
+        damage(tmp_path, how)
+    async with host(tmp_path, backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         thread = session.main_thread()
         turn = await parked(runtime, turn_id)
@@ -171,6 +201,7 @@ async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back
         assert str(await session.call("d", "d")) == "I know: a, d"
 
 
+@on_sqlite
 async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_path: Path) -> None:
     turn_id = await interrupted(tmp_path, "a")
     damage(tmp_path, altered)
@@ -186,6 +217,7 @@ async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_pa
         assert str(await session.call("b", "b")) == "I know: a, b"
 
 
+@on_sqlite
 async def test_where_the_damage_reaches_further_the_position_before_it_is_taken_or_the_beginning(
     tmp_path: Path,
 ) -> None:
