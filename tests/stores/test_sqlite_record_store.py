@@ -61,7 +61,7 @@ from agentscope_durable.spi.record_store import (
     Unchanged,
     View,
 )
-from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer
+from agentscope_durable.stores.records import _sqlite_file, _sqlite_reader, _sqlite_writer, sqlite
 from agentscope_durable.stores.records._sqlite_file import SqliteFile
 from agentscope_durable.stores.records._sqlite_rows import HOLDERS
 from agentscope_durable.stores.records._sums import events_sum, rest_sum
@@ -796,6 +796,44 @@ async def test_a_heartbeat_goes_before_a_long_queue(tmp_path: Path) -> None:
 
         assert left > 0
         assert [lease.alive for lease in await store.owners()] == [True]
+
+
+async def test_readings_that_wait_share_a_snapshot_and_none_suffers_from_another(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        for name in "abc":
+            await write(store, "e", partition=name)
+        connection = apsw.Connection(str(tmp_path / "durable.db"))
+        connection.execute("update head set value=? where name='b'", (b'["only a namespace"]',))
+        connection.close()
+        begun: list[str] = []
+        for reader in store._readers:
+            reader.connection.set_exec_trace(lambda _, sql, __: sql != "begin" or begun.append(sql) is None)
+        # Both readers are held until all of it waits.
+        busy, go_on = threading.Barrier(sqlite.READERS + 1), threading.Event()
+        held = [asyncio.ensure_future(store._beside(lambda: (busy.wait(), go_on.wait()))) for _ in store._readers]
+        await SYSTEM.call_in_thread(busy.wait)
+        jobs = [asyncio.ensure_future(store.read(name, NOTHING)) for name in "abcabc"]
+        await until(lambda: store._readings.qsize() == len(jobs))
+        go_on.set()
+        done = await asyncio.gather(*jobs, return_exceptions=True)
+        await asyncio.gather(*held)
+
+    assert [type(one).__name__ for one in done] == ["Records", "CorruptRecord", "Records"] * 2
+    # One reader takes them all, unless the other was there in the middle of it.
+    assert 1 <= len(begun) <= 2
+
+
+async def test_a_record_that_another_process_wrote_is_seen_by_the_next_decision(tmp_path: Path) -> None:
+    """What a writer remembers of records holds only as long as nobody else writes."""
+
+    def seen(view: View, now_ms: int) -> Change:
+        return change(receipt=view.get("k"), puts=(("own", b"1"),))
+
+    async with opened(tmp_path) as one, opened(tmp_path) as other:
+        for value in (b"1", b"2", None, b"3"):
+            await other.transact("p", NOTHING, always(change(puts=(("k", value),))))
+            for _ in range(2):
+                assert (await one.transact("p", Reads(keys=("k",)), seen)).receipt == value
 
 
 # ------------------------------------------------------------ time

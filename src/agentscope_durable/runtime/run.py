@@ -1,8 +1,8 @@
 """One Run, as its adapter sees it: what it may read, why it should stop, and the one way to make something true.
 
-Rule 1: a commit in flight is never cut off. A cancelled caller leaves it running, and the next commit waits for it.
-Rule 2: an unknown outcome is settled before anything else happens: the position says whether the commit stands, since
-nobody else can write under this fence.
+Rule 1: a commit is never left half done. A cancelled caller leaves its outcome unknown.
+Rule 2: an unknown outcome is settled before anything else happens: the commit is sent again, and the position says
+whether it stands already, since nobody else can write under this fence.
 Rule 3: once another fence is seen, nothing more is committed. What this host still knows of its own Run is filed as
 facts (D13), and the Run is over.
 """
@@ -89,7 +89,9 @@ class LiveRun:
         self.committing_at = host.environment.monotonic()
         self._changed = asyncio.Event()
         self._order = asyncio.Lock()
+        self._sending = False
         self._flight: asyncio.Task[StepReceipt] | None = None
+        """Finds out what became of a commit whose caller was cancelled."""
 
     @property
     def ids(self) -> dict[str, str]:
@@ -142,7 +144,7 @@ class LiveRun:
 
     @property
     def committing(self) -> bool:
-        return self._flight is not None and not self._flight.done()
+        return self._sending or (self._flight is not None and not self._flight.done())
 
     def observe(self, view: TurnView, *, asked_at: int) -> None:
         """Take in what a query saw that was asked at a position.
@@ -230,14 +232,23 @@ class LiveRun:
 
     async def commit(self, step: CommitStep) -> StepReceipt:
         async with self._order:
-            await self.landed()
+            await self._settled()
             if self.fenced and not self.over and not self._host.ended:
                 # Known before the commit: its effects happened all the same.
                 await self._file_facts(step)
             if self.over or self.fenced or self._host.ended:
                 raise Abandoned
-            self._flight = self._host.tasks.start(self._send(step), name=f"commit {self._claimed.run_id}")
-            receipt = await asyncio.shield(self._flight)
+            delivery = Delivery(self._host)
+            self._sending = True
+            try:
+                receipt = await self._send(step, delivery)
+            except asyncio.CancelledError:
+                # Cut off is whoever waits for it. What it sent is with the store: what became of it is found out.
+                delivery.unsure = True
+                self._flight = self._host.tasks.start(self._send(step, delivery), name=f"commit {self._claimed.run_id}")
+                raise
+            finally:
+                self._sending = False
             if self._droppable and not self.over and not self._host.closing:
                 self.dropped = self.over = True
                 raise Abandoned
@@ -280,10 +291,14 @@ class LiveRun:
 
     async def landed(self) -> None:
         """Wait until no commit is in flight, whatever became of it."""
+        async with self._order:
+            await self._settled()
+
+    async def _settled(self) -> None:
         if self._flight is not None and not self._flight.done():
             await asyncio.wait({self._flight})
 
-    async def _send(self, step: CommitStep) -> StepReceipt:
+    async def _send(self, step: CommitStep, delivery: Delivery) -> StepReceipt:
         claimed = self._claimed
         step = replace(
             step,
@@ -295,7 +310,7 @@ class LiveRun:
             expected_position=self._position,
         )
         self.committing_at = self._host.environment.monotonic()
-        receipt = await self._deliver(step)
+        receipt = await self._deliver(step, delivery)
         self._position = receipt.position
         if step.checkpoint:
             self.checkpoint_at = receipt.position
@@ -317,8 +332,7 @@ class LiveRun:
         self.tell()
         return receipt
 
-    async def _deliver(self, step: CommitStep) -> StepReceipt:
-        delivery = Delivery(self._host)
+    async def _deliver(self, step: CommitStep, delivery: Delivery) -> StepReceipt:
         try:
             return await delivery.send(step, **self.ids)
         except Fenced as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import apsw
@@ -81,12 +82,21 @@ class Reader:
             self._looked = now
 
     def answer(self, call: Callable[[Reader], T]) -> T:
+        """What `call` says, of the snapshot of `together` if there is one."""
+        if self.connection.in_transaction:
+            return call(self)
+        with self.together():
+            return call(self)
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """One snapshot for everything that is read in here."""
         self.run("begin")
         try:
             for row in self.run(LAST_MS).fetchall():
                 check_kinds(row, LAST_MS_KINDS, "log row")
                 self._clock.witness(row[0])
-            return call(self)
+            yield
         finally:
             # A fault of the disk may have ended it, and is what is to be told: not that there is nothing to end.
             if self.connection.in_transaction:

@@ -35,8 +35,12 @@ class SqliteReadings(ABC):
     _locks: HostLocks
 
     @abstractmethod
-    async def _ask(self, call: Callable[[Reader], T]) -> T:
-        """What a reader answers, in one snapshot."""
+    async def _ask(self, call: Callable[[Reader], T], *, short: bool = False) -> T:
+        """What a reader answers, in one snapshot.
+
+        Args:
+            short: it takes so little that others may wait for it in the same snapshot.
+        """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -44,10 +48,10 @@ class SqliteReadings(ABC):
 
     async def read(self, partition: str, reads: Reads) -> Records:
         check_reads(reads)
-        return await self._ask(lambda reader: reader.records(partition, reads))
+        return await self._ask(lambda reader: reader.records(partition, reads), short=True)
 
     async def watermarks(self, partitions: Sequence[str]) -> list[int]:
-        return await self._ask(lambda reader: reader.watermarks(partitions))
+        return await self._ask(lambda reader: reader.watermarks(partitions), short=True)
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         check_limit(scan.limit)

@@ -33,7 +33,7 @@ OWNER = "owner/"
 NO_BOUND = 2**62
 FOUND_BY_KEY = f"key>='{FOUND}' and key<'{FOUND[:-1]}0'"
 """Which records an index finds in every partition; "0" follows the "/" that ends their prefix."""
-CHUNKS = (32, 8, 1)
+CHUNKS = (64, 32, 16, 8, 4, 2, 1)
 """Rows per statement: many rows in one statement cost the interpreter lock once."""
 
 

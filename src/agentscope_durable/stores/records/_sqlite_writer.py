@@ -2,8 +2,8 @@
 
 Rule 1: decided first, one after the other, each on what the former wrote; then written with a few long
 statements; then one commit.
-Rule 2: heads are cached as immutable objects, and the cache holds only as long as nobody else wrote
-(`pragma data_version`), because the file is shared.
+Rule 2: heads are cached as immutable objects and small records as they are stored, and the caches hold only as long as
+nobody else wrote (`pragma data_version`), because the file is shared.
 Rule 3: a fault never becomes a guess. Before the commit nothing was written, and the group's members
 are tried one by one. At the commit the log is asked for the commit id; if that does not settle it,
 the answer is `Uncertain`.
@@ -80,6 +80,9 @@ log = logging.getLogger("agentscope_durable.stores")
 
 HEADS_MAX = 8192
 """Cached heads at most; some 2 KB each."""
+RECORDS_MAX = 8192
+RECORD_MAX_BYTES = 2048
+"""Cached records at most, and the longest of them: a Turn's own, which its claim and its end look at again."""
 
 
 class HeadRow(NamedTuple):
@@ -157,6 +160,7 @@ class Writer:
         self._clock = clock
         self.figures = Figures()
         self._heads: dict[str, HeadRow] = {}
+        self._known: dict[tuple[int, str], bytes | None] = {}
         self._data_version = -1
         self._next_p = 1
         self._logs: list[tuple[object, ...]] = []
@@ -248,6 +252,7 @@ class Writer:
         """Drop every cached head and everything that was about to be written."""
         self._data_version = -1
         self._heads.clear()
+        self._known.clear()
         self._clear_pending()
         self._wrote = False
         try:
@@ -262,6 +267,7 @@ class Writer:
         if data_version == self._data_version:
             return
         self._heads.clear()
+        self._known.clear()
         self._data_version = data_version
         [(last_p,)] = self.run(LAST_P).fetchall()
         self._next_p = last_p + 1
@@ -323,6 +329,7 @@ class Writer:
             self._touched.add(p)
             for key, content in change.puts:
                 self._recs[p, key] = content
+                self._know(p, key, content)
         for kind, item in change.unready:
             self._ready[kind, p, item] = None
         for row in change.ready:
@@ -356,8 +363,21 @@ class Writer:
     def get(self, p: int, key: str) -> bytes | None:
         if p in self._touched and (p, key) in self._recs:
             return self._recs[p, key]
+        if (p, key) in self._known:
+            return self._known[p, key]
         rows = self.run(REC, (p, key)).fetchall()
-        return cast("bytes", rows[0][0]) if rows else None
+        value = cast("bytes", rows[0][0]) if rows else None
+        self._know(p, key, value)
+        return value
+
+    def _know(self, p: int, key: str, value: bytes | None) -> None:
+        # What is nobody's Session is also written without a decision.
+        if p == HOST_P or (value is not None and len(value) > RECORD_MAX_BYTES):
+            self._known.pop((p, key), None)
+            return
+        if len(self._known) >= RECORDS_MAX:
+            self._known.clear()
+        self._known[p, key] = value
 
     def page(self, p: int, r: Range) -> list[tuple[str, bytes]]:
         if p in self._touched:

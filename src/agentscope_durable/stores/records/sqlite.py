@@ -70,6 +70,8 @@ log = logging.getLogger("agentscope_durable.stores")
 
 GROUP_MAX = 128
 """Changes committed together at most."""
+READ_GROUP_MAX = 16
+"""Readings that share a snapshot at most."""
 READERS = 2
 NAMED_MAX = 10
 """Living hosts that a refused vacuum names."""
@@ -89,11 +91,12 @@ class _Job(Waiter):
 
 
 class _ReadJob(Waiter):
-    __slots__ = ("call",)
+    __slots__ = ("call", "short")
 
-    def __init__(self, call: Callable[[Reader], object]) -> None:
+    def __init__(self, call: Callable[[Reader], object], *, short: bool) -> None:
         super().__init__()
         self.call = call
+        self.short = short
 
 
 class SqliteRecordStore(SqliteReadings):
@@ -379,8 +382,8 @@ class SqliteRecordStore(SqliteReadings):
                 raise HostClosed(SUBJECT)
             where.put(job)
 
-    async def _ask(self, call: Callable[[Reader], T]) -> T:
-        job = _ReadJob(call)
+    async def _ask(self, call: Callable[[Reader], T], *, short: bool = False) -> T:
+        job = _ReadJob(call, short=short)
         self._submit(self._readings, job)
         return cast("T", await job.future)
 
@@ -396,10 +399,41 @@ class SqliteRecordStore(SqliteReadings):
         return await job.future
 
     def _read_loop(self, reader: Reader) -> None:
-        while (job := self._readings.get()) is not None:
-            self._read(reader, job)
-            tell((job,))
+        ended = False
+        while not ended and (job := self._readings.get()) is not None:
+            # What waits and is short shares a snapshot and a hop: both cost more than most readings do.
+            group: list[_ReadJob] = []
+            while isinstance(job, _ReadJob) and job.short:
+                group.append(job)
+                job = None
+                if len(group) == READ_GROUP_MAX:
+                    break
+                try:
+                    job = self._readings.get_nowait()
+                except queue.Empty:
+                    break
+                ended = job is None
+            if group:
+                self._read_together(reader, group)
+                tell(group)
+            if job is not None:
+                self._read(reader, job)
+                tell((job,))
         reader.connection.close()
+
+    def _read_together(self, reader: Reader, group: list[_ReadJob]) -> None:
+        if len(group) > 1:
+            try:
+                reader.check_place(self._file)
+                with reader.together():
+                    for job in group:
+                        self._read(reader, job)
+                return
+            except Exception as error:  # noqa: BLE001 - each of them meets what there is, and tells its caller
+                log.debug("%d readings cannot share a snapshot: %r", len(group), error)
+        for job in group:
+            job.answer, job.error = None, None
+            self._read(reader, job)
 
     def _read(self, reader: Reader, job: _ReadJob | _Job) -> None:
         try:

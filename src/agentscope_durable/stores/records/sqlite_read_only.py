@@ -164,7 +164,8 @@ class SqliteReadOnlyStore(SqliteReadings):
 
     # ------------------------------------------------------------ one reading
 
-    async def _ask(self, call: Callable[[Reader], T]) -> T:
+    async def _ask(self, call: Callable[[Reader], T], *, short: bool = False) -> T:
+        del short  # each has a snapshot of its own
         if self._closed:
             raise HostClosed(SUBJECT)
         return await self._environment.call_in_thread(lambda: self._reading(call))
