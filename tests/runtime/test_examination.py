@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from agentscope_durable.backend.queries.examination import CHECKS, DEEP
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts import examination, keys
 from agentscope_durable.contracts.errors import Forbidden, NotFound
+from agentscope_durable.contracts.events import cursor_of
 from agentscope_durable.contracts.examination import Examination
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
 from agentscope_durable.contracts.questions import Examine
@@ -40,7 +41,7 @@ from agentscope_durable.testing.scripted_harness import (
     think,
 )
 from tests.backend.test_queries import Chance
-from tests.runtime.conftest import KEY, SECONDS, Hosts, kill, turn_is, until
+from tests.runtime.conftest import KEY, SECONDS, Hosts, all_events, kill, turn_is, until
 from tests.runtime.test_recovery import LEASE_MS
 from tests.runtime.test_settlement import Remote
 
@@ -459,11 +460,12 @@ async def test_a_store_that_is_away_is_no_damage(hosts: Hosts) -> None:
     assert found.findings[0].problem.startswith("it cannot be read now")
 
 
-class DroppedMeanwhile:
-    """A store in which somebody drops a Session just before the n-th look at it."""
+class Meanwhile:
+    """A store in which somebody does something just before the n-th look at a Session."""
 
-    def __init__(self, records: Any, nth: int) -> None:
+    def __init__(self, records: Any, nth: int, act: Callable[[HostOperations], Awaitable[object]]) -> None:
         self._records = records
+        self._act = act
         self.left = nth
 
     def __getattr__(self, name: str) -> Any:
@@ -473,7 +475,7 @@ class DroppedMeanwhile:
         if partition == keys.partition(KEY):
             self.left -= 1
             if self.left == 0:
-                await HostOperations(TransactionalSessionBackend(self._records)).drop_session(KEY, reason="over")
+                await self._act(HostOperations(TransactionalSessionBackend(self._records)))
         return await self._records.read(partition, reads)
 
 
@@ -484,11 +486,27 @@ async def test_a_session_that_is_dropped_while_it_is_looked_at_is_no_damage(host
     session = await runtime.create_session(KEY, "agent")
     await (await session.submit("r1", "hi")).wait(SECONDS)
     await session.close()
-    records = DroppedMeanwhile(hosts.backend.records, nth)
+    records = Meanwhile(hosts.backend.records, nth, lambda host: host.drop_session(KEY, reason="over"))
 
     found = await HostOperations(TransactionalSessionBackend(records)).doctor(deep=True)
 
     assert records.left <= 0, "it was dropped"
+    assert found.sound and subjects(found) == []
+
+
+@pytest.mark.parametrize("nth", range(1, 13))
+async def test_events_that_are_pruned_while_they_are_looked_at_are_no_damage(hosts: Hosts, nth: int) -> None:
+    """Found by the simulator: commits that were pruned after the head had been read were said to be missing."""
+    runtime = await hosts.open([say("one"), local("look"), final("done")])
+    session = await runtime.create_session(KEY, "agent")
+    for number in range(3):
+        await (await session.submit(f"r{number}", "hi")).wait(SECONDS)
+    through = cursor_of(KEY, (await all_events(session))[-3].sequence)
+    records = Meanwhile(hosts.backend.records, nth, lambda host: host.prune_events(KEY, through=through))
+
+    found = await HostOperations(TransactionalSessionBackend(records)).doctor(deep=True)
+
+    assert records.left <= 0, "they were pruned"
     assert found.sound and subjects(found) == []
 
 

@@ -24,7 +24,12 @@ __all__ = ["event_rows", "examine_log", "examine_records"]
 async def examine_log(reader: Reader, session: SessionKey, report: Report) -> None:
     records = await reader.read(session, Reads())
 
-    def missing(first: int, count: int) -> None:
+    async def missing(first: int, until: int) -> None:
+        # What was pruned while it was looked at is no damage.
+        first = max(first, (await reader.read(session, Reads())).pruned_through + 1)
+        count = until - first
+        if count <= 0:
+            return
         subject = f"{place(first, count, '', 0)} of {spoken(session)}"
         report.find("log", Severity.DAMAGE, subject, "it is missing", ASK, session=session)
 
@@ -32,10 +37,10 @@ async def examine_log(reader: Reader, session: SessionKey, report: Report) -> No
     expected = records.pruned_through + 1
     async for row in event_rows(reader, session):
         if expected < row.first < records.next_seq:
-            missing(expected, row.first - expected)
+            await missing(expected, row.first)
         expected = max(expected, row.first + row.count)
     if expected < records.next_seq:
-        missing(expected, records.next_seq - expected)
+        await missing(expected, records.next_seq)
     if not isinstance(reader.records, InspectedRecords):
         return
     after: tuple[int, int] | None = None
