@@ -166,7 +166,7 @@ async def test_who_waits_alone_looks_when_he_comes_and_when_it_has_ended(hosts: 
     turn = await session.submit("r1", "go")
     waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
     await gates.reached("g")
-    await until(lambda: counted.asked["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetTurn"] == 1)
     gates.open("g")
 
     assert str(await waiting) == "ok"
@@ -182,7 +182,7 @@ async def test_of_two_who_wait_the_first_misses_nothing_when_the_second_comes(ho
     api = await hosts.open(backend=counted, poll_interval=60.0)
     first, second = [await session.submit(f"r{number}", "a") for number in range(2)]
     one = asyncio.create_task(api.get_session(KEY).get_turn(first.turn_id).wait(SECONDS))
-    await until(lambda: counted.asked["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetTurn"] == 1)
     await _quiet(counted)
     await brain.start()
     await turn_is(second, "COMPLETED")
@@ -203,7 +203,7 @@ async def test_who_waits_for_an_end_is_not_woken_by_steps_and_who_streams_is(hos
     turn = await session.submit("r1", "go")
     waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
     await gates.reached("a")
-    await until(lambda: counted.asked["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetTurn"] == 1)
     await _quiet(counted)
     before = counted.asked.copy()
     gates.open("a")

@@ -35,6 +35,9 @@ def end(server: subprocess.Popen[bytes], how: int) -> int:
 
 
 def main(folder: str) -> None:
+    # Whoever started the tests in the background of a shell has these ignored, and PgBouncer leaves SIGQUIT as it is.
+    for stop in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(stop, signal.SIG_DFL)
     # What a killed server leaves behind becomes a child of this process, which can then wait for it.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     server: subprocess.Popen[bytes] | None = None

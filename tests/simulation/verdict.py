@@ -42,6 +42,9 @@ from tests.simulation.schedule import REAL, place
 EFFECTS_OF_CUT = ("ConnectionError", "OSError", "TimeoutError", "ValueError", "RuntimeError")
 """What scripts and cut streams raise; nothing else may be reported that is no DurableError."""
 
+KILLED = "Killed"
+"""What a process is killed by here. Code that catches everything reports it, and nobody is left to hear that."""
+
 EXPECTED = (
     *(Retry, Unconfirmed, Fenced, Conflict, Terminal, Closed, NotFound, HasHistory, Incompatible),
     SessionDropped,
@@ -500,11 +503,11 @@ class Whole:
             if isinstance(error, DurableError):
                 if not isinstance(error, EXPECTED):
                     self.broken("error", f"{actor} reported {type(error).__name__}: {error} at {at:.3f}")
-            elif type(error).__name__ not in EFFECTS_OF_CUT:
+            elif type(error).__name__ not in (*EFFECTS_OF_CUT, KILLED):
                 self.broken("error", f"{actor} reported {type(error).__name__}: {error} at {at:.3f}")
         for context in self.world.loop.errors:
             error = context.get("exception")
-            if error is None or type(error).__name__ == "Killed":
+            if error is None or type(error).__name__ == KILLED:
                 continue
             self.broken("error", f"{context.get('message')}: {type(error).__name__}: {error}")
 

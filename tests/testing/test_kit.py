@@ -85,10 +85,10 @@ WRONG = {
         "replay: pytest test_survives.py::test_declared_safe_and_is_not --durable-kill tool.local.after:1",
     ],
     "test_declared_safe_and_is_not_under_simulated_time": [
-        "does not survive 1 of 20 simulated tellings",
+        "of 100 simulated tellings",
         "killed at callback ",
         "had its effect 'charge' 2 times: it is declared safe to run again, ran again after the kill, and is not safe",
-        "replay: pytest test_survives.py::test_declared_safe_and_is_not_under_simulated_time --durable-telling 14",
+        "replay: pytest test_survives.py::test_declared_safe_and_is_not_under_simulated_time --durable-telling ",
     ],
     "test_kept_in_memory": [
         "tool 'recall'",
@@ -114,9 +114,14 @@ def test_a_good_agent_passes_and_a_wrong_one_is_told_what_is_wrong_with_it(proje
     assert again == {"test_with_a_thread": None}
 
     # And what it prints for a simulated telling tells that one again, and no other.
-    (said,) = project.pytest("-k", "under_simulated_time", "--durable-telling", "14").values()
+    number = (
+        (found["test_declared_safe_and_is_not_under_simulated_time"] or "")
+        .partition("--durable-telling ")[2]
+        .split()[0]
+    )
+    (said,) = project.pytest("-k", "under_simulated_time", "--durable-telling", number).values()
     assert said is not None and "does not survive 1 of 1 simulated tellings" in said
-    assert project.pytest("-k", "under_simulated_time", "--durable-telling", "15") == {
+    assert project.pytest("-k", "under_simulated_time", "--durable-telling", str(int(number) + 1)) == {
         "test_declared_safe_and_is_not_under_simulated_time": None
     }
 

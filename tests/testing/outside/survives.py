@@ -49,7 +49,7 @@ def test_killed_anywhere_and_killed_again(durable):
 
 
 def test_declared_safe_and_is_not_under_simulated_time(durable):
-    durable.simulate(charged, tellings=20)
+    durable.simulate(charged, tellings=100)
 
 
 def test_declared_safe_and_is_not(durable):
