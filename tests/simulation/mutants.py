@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from agentscope_durable.backend.queries import examination
+from agentscope_durable.backend.queries.examination import log
 from agentscope_durable.backend.queries.examination.report import ASK, Report
 from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts.errors import RevisionConflict
@@ -23,6 +24,7 @@ from agentscope_durable.runtime import dispatch, scheduler
 from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
+from agentscope_durable.spi.record_store import Reads
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.scripted_harness._tools import WithTools
 
@@ -181,6 +183,32 @@ def dropped_is_damage() -> Iterator[None]:
 
 
 @contextmanager
+def pruned_is_damage() -> Iterator[None]:
+    """Doctor calls events damage that are pruned while it looks at them: it knows what was pruned when it began."""
+    before = log.examine_log
+
+    class Remembers:
+        def __init__(self, reader: Any) -> None:
+            self._reader = reader
+            self._began: Any = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._reader, name)
+
+        async def read(self, session: Any, reads: Reads) -> Any:
+            if reads != Reads():
+                return await self._reader.read(session, reads)
+            self._began = self._began or await self._reader.read(session, reads)
+            return self._began
+
+    async def examine(reader: Any, session: Any, report: Any) -> None:
+        await before(Remembers(reader), session, report)
+
+    with _instead(examination, "examine_log", examine):
+        yield
+
+
+@contextmanager
 def released_lease() -> Iterator[None]:
     """A host that closes gives its lease back although a claim of its may still be carried out, and nobody looks who
     owns something without one."""
@@ -201,6 +229,7 @@ FORMER: dict[str, Callable[[], Any]] = {
     "away_is_damage": away_is_damage,
     "dropped_is_damage": dropped_is_damage,
     "released_lease": released_lease,
+    "pruned_is_damage": pruned_is_damage,
     "forgotten_result": forgotten_result,
 }
 """Bugs that the simulator found, by the name of the kept story that shows them."""
