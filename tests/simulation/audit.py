@@ -158,6 +158,7 @@ class Audit:
         """Everything that reached the store and may change it, to be sent again elsewhere."""
         self.pruned_through: dict[str, int] = defaultdict(int)
         self.forgotten: set[tuple[SessionKey, str]] = set()
+        self.forks: set[tuple[SessionKey, str]] = set()
         self.sessions: dict[str, SessionKey] = {}
         self.dropped: dict[SessionKey, bool] = {}
         """Sessions that are being dropped, and whether that is done."""
@@ -277,6 +278,7 @@ class Audit:
             case c.RestoreThread() if result.changed and command.native is not None:
                 self.sometimes["a thread was restored"] += 1
             case c.ForkThread() if result.changed and command.native is not None:
+                self.forks.add((command.session, command.thread_id))
                 self.sometimes["a thread was forked"] += 1
                 if any(not hold.over for hold in self._holds.values()):
                     self.sometimes["a thread was forked beside a run"] += 1

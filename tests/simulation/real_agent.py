@@ -15,6 +15,7 @@ from agentscope_durable.testing import scripted_model as m
 from agentscope_durable.testing.scripted_harness import Call, Round
 from agentscope_durable.testing.simulated_loop import SimulatedEnvironment
 from tests.simulation.schedule import ROUTE
+from tests.simulation.workspaces import EFFECTS
 
 LOCAL, SAFE, ASKING, HANDS, PERSON = "local", "safe", "asking", "hands", "person"
 RULES = {LOCAL: ReplayRule.NEVER, ASKING: ReplayRule.NEVER, SAFE: ReplayRule.SAFE}
@@ -25,7 +26,7 @@ def adapter(world: Any, actor: str, gates: Any) -> AgentScopeAdapter:
     """What one host runs agents with."""
     environment = SimulatedEnvironment(world.loop, f"{world.plan.seed} agents {actor}")
 
-    def describe(_: Any) -> AgentBuilder:
+    def describe(binding: Any) -> AgentBuilder:
         from agentscope.tool import Toolkit
 
         model = m.scripted_model(
@@ -35,12 +36,12 @@ def adapter(world: Any, actor: str, gates: Any) -> AgentScopeAdapter:
             delay=0.01,
             environment=environment,
         )
-        return AgentBuilder(name="agent", system_prompt="Do it.", model=model, toolkit=Toolkit(tools=tools(world)))
+        return AgentBuilder(name="agent", system_prompt="Do it.", model=model, toolkit=Toolkit(tools=tools(world, binding.workspace())))
 
     return AgentScopeAdapter.for_react(describe, {HANDS: ROUTE}, replay_rules=dict(RULES), environment=environment)
 
 
-def tools(world: Any) -> list[Any]:
+def tools(world: Any, workspace: Any) -> list[Any]:
     from agentscope.permission import PermissionBehavior, PermissionDecision
     from agentscope.tool import FunctionTool, ToolBase
 
@@ -48,6 +49,8 @@ def tools(world: Any) -> list[Any]:
 
     async def work(effect: str, seconds: float = 0.0, how: str = "ok", edited: str = "") -> str:
         """Do it."""
+        known = await workspace.get([EFFECTS], effect)
+        await workspace.put([EFFECTS], effect, 1 if known is None else known.value + 1)
         return await world.effects.work(effect, seconds, how)
 
     def local(name: str, permission: Any) -> Any:

@@ -38,6 +38,7 @@ from agentscope_durable.domain.projection import EventProjection
 from agentscope_durable.spi.record_store import PAGE_MAX, LogRange, Range, Reads
 from tests.simulation.audit import TERMINAL, Asked, Violation
 from tests.simulation.schedule import REAL, place
+from tests.simulation.workspaces import Workspaces
 
 EFFECTS_OF_CUT = ("ConnectionError", "OSError", "TimeoutError", "ValueError", "RuntimeError")
 """What scripts and cut streams raise; nothing else may be reported that is no DurableError."""
@@ -75,7 +76,9 @@ class Verdict:
         self._backend = TransactionalSessionBackend(
             story.world.truth, story.world.objects, environment=story.world.environment
         )
-        self.threads = [view.thread_id for view in self.all(q.ListThreads)]
+        # What was copied is judged after what it is a copy of.
+        names = [view.thread_id for view in self.all(q.ListThreads)]
+        self.threads = sorted(names, key=lambda name: (self.session, name) in self.audit.forks)
         self.turns: dict[str, Any] = {}
         self.queues: dict[str, list[str]] = {}
         for thread in self.threads:
@@ -97,6 +100,9 @@ class Verdict:
             cursor = page.cursor
             if cursor is None:
                 return items
+
+    def open_body(self, body: Any) -> bytes:
+        return self.world.loop.drive(self._backend.open_body(self.session, body))
 
     def tools(self, turn_id: str) -> list[Any]:
         view = self.turns[turn_id]
@@ -327,7 +333,7 @@ class Verdict:
     def timeline(self) -> None:
         """Events are gap-free, the same for everyone, and add up to the snapshot."""
         written = self._own_events()
-        pruned = self.audit.pruned_through[self._key()]
+        pruned = self.audit.pruned_through[self.partition]
         events = self._list(pruned)
         numbers = [event.sequence for event in events]
         if numbers != list(range(pruned + 1, len(written) + 1)):
@@ -349,11 +355,12 @@ class Verdict:
             ):
                 self._same(watcher.fold.projection, watcher.name)
 
-    def _key(self) -> str:
+    @property
+    def partition(self) -> str:
         return keys.partition(self.session)
 
     def _own_events(self) -> list[Any]:
-        return self.audit.events[self._key()]
+        return self.audit.events[self.partition]
 
     def _list(self, pruned: int) -> list[Any]:
         events: list[Any] = []
@@ -425,6 +432,7 @@ def promises(verdict: Verdict) -> Iterator[Any]:
     yield verdict.answers
     yield verdict.inputs
     yield verdict.contexts
+    yield Workspaces(verdict).check
     yield verdict.timeline
     yield verdict.views
     yield verdict.failures

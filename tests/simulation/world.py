@@ -56,6 +56,7 @@ from agentscope_durable.testing.simulated_loop import (
     SimulatedHeartbeat,
     SimulatedLoop,
 )
+from tests.simulation.notes import Noting
 from tests.simulation.schedule import (
     CLIENTS,
     HOSTS,
@@ -610,7 +611,7 @@ class World:
             from tests.simulation.real_agent import adapter
 
             return adapter(self, actor, gates)
-        return ScriptedHarness(
+        return Noting(
             self.plan.scripts,
             ledger=self.effects,  # type: ignore[arg-type]
             gates=gates,
