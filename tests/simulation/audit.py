@@ -148,6 +148,8 @@ class Audit:
         self.pauses: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.repaired: set[str] = set()
+        self._closed: set[str] = set()
+        """Sessions and Threads, as in `_holds`."""
         self.applied_inputs: dict[str, list[str]] = defaultdict(list)
         self.accepted_inputs: dict[str, str] = {}
         self.kept_out: dict[str, str] = {}
@@ -483,7 +485,11 @@ class Audit:
     def _event(self, key: str, actor: str, command: Any, event: Event) -> None:
         match event.type:
             case "turn.status":
-                self._status(key, event)
+                self._status(key, command, event)
+            case "thread.closed":
+                self._closed.add(f"{key}/{event.thread}")
+            case "session.closed":
+                self._closed.add(key)
             case "interaction.requested":
                 self.pending[event.turn].add(event.data["interactionId"])
                 if event.data["kind"] == InteractionKind.APPROVAL.value:
@@ -525,7 +531,7 @@ class Audit:
             case _:
                 pass
 
-    def _status(self, key: str, event: Event) -> None:
+    def _status(self, key: str, command: Any, event: Event) -> None:
         view = event.data["turn"]
         turn_id, status, revision = view["turnId"], view["status"], view["revision"]
         turn = self.turns.get(turn_id)
@@ -542,9 +548,13 @@ class Audit:
             queue.append(turn_id)
             if status != "QUEUED":
                 self.broken("P3", f"turn {turn_id} begins as {status}")
+            if {key, place} & self._closed:
+                self.broken("P1", f"turn {turn_id} was taken by {place}, which is closed")
         else:
             if status != turn.status and status not in MOVES[turn.status]:
                 self.broken("P8", f"turn {turn_id} went from {turn.status} to {status}")
+            if turn.status == "PAUSED" and status in ("RUNNING", "QUEUED") and not isinstance(command, c.Resume):
+                self.broken("P8", f"turn {turn_id} was PAUSED and is {status}, and nobody resumed it")
             if turn.status in TERMINAL:
                 self.broken("P8", f"turn {turn_id} changed after it was {turn.status}")
             if revision <= turn.revision:

@@ -47,8 +47,8 @@ def fence() -> Iterator[None]:
     def blind(decide: Any) -> Any:
         def decided(command: Any, seed: bytes, view: Any, now_ms: int) -> Any:
             active = None if view.head is None else view.head.threads.get(command.thread_id)
-            if active is not None and active.turn_id == command.turn_id:
-                command = replace(command, fence=active.fence)
+            if active is not None and active.turn_id == command.turn_id and active.fence != command.fence:
+                command = replace(command, fence=active.fence, run_id=active.run.run_id)
                 if isinstance(command, c.CommitStep):
                     command = replace(command, expected_position=active.position)
             return decide(command, seed, view, now_ms)

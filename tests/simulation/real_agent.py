@@ -36,7 +36,9 @@ def adapter(world: Any, actor: str, gates: Any) -> AgentScopeAdapter:
             delay=0.01,
             environment=environment,
         )
-        return AgentBuilder(name="agent", system_prompt="Do it.", model=model, toolkit=Toolkit(tools=tools(world, binding.workspace())))
+        return AgentBuilder(
+            name="agent", system_prompt="Do it.", model=model, toolkit=Toolkit(tools=tools(world, binding.workspace()))
+        )
 
     return AgentScopeAdapter.for_react(describe, {HANDS: ROUTE}, replay_rules=dict(RULES), environment=environment)
 
@@ -51,7 +53,7 @@ def tools(world: Any, workspace: Any) -> list[Any]:
         """Do it."""
         known = await workspace.get([EFFECTS], effect)
         await workspace.put([EFFECTS], effect, 1 if known is None else known.value + 1)
-        return await world.effects.work(effect, seconds, how)
+        return await world.effects.work(effect, seconds, how, **({"edited": edited} if edited else {}))
 
     def local(name: str, permission: Any) -> Any:
         return FunctionTool(work, name=name, permission=permission)

@@ -222,7 +222,7 @@ POINTS = (
 
 THEMES = (
     *("question", "point", "finalization", "late", "point", "withdraw", "parked", "closing"),
-    *("zombie", "point", "finalization", "late", "point", "outcome", "orphan", "copy", "zombie"),
+    *("zombie", "point", "overtaken", "late", "point", "outcome", "orphan", "copy", "zombie"),
 )
 """Meetings that chance seldom brings about, by the number of the story within its round: each round has all of them."""
 ROUND = 2 * len(THEMES) + 1
@@ -240,6 +240,7 @@ class _Draw:
         self.store = store
         self.requests = 0
         self.moments: list[float] = []
+        self.late: tuple[Observer, ...] = ()
         self.lease = self.r.choice((2.0, 5.0, 10.0))
         self.poll = self.r.choice((0.7, 2.0, 4.0))
         self.hosts = self.r.choices((1, 2, 3), (1, 4, 3))[0]
@@ -374,7 +375,7 @@ class _Draw:
             takeovers_max=self.takeovers_max,
             wishes=tuple(wishes),
             faults=(*themed, *(() if self.quiet else self.faults())),
-            observers=self.observers(),
+            observers=(*self.observers(), *self.late),
             scripts=scripts,
         )
 
@@ -406,11 +407,12 @@ class _Draw:
             case "outcome":
                 script = (Round(calls=(self.work("external", name, 0, wait + 4),)), last)
                 later = [Ask(during, client, turn, self.request(), "cancel")]
-            case "finalization":
-                # The host does not hear of the pause before it has the answer.
+            case "finalization" | "overtaken":
+                # The host does not hear of the pause, or of the cancel, before it has the answer.
                 self.poll, self.hints_lost = 4.0, 0.0
                 script = (replace(last, gate="wait 9"),)
-                later = [Ask(round(at + 9 + r.uniform(-0.8, 0.1), 3), client, turn, self.request(), "pause")]
+                what = "pause" if self.theme == "finalization" else "cancel"
+                later = [Ask(round(at + 9 + r.uniform(-0.8, 0.1), 3), client, turn, self.request(), what)]
                 faults = (Deaf(round(at + 3, 3), 15.0),)
             case "withdraw":
                 # Said, and taken back at once; said, and taken back when it has been heard.
@@ -435,7 +437,7 @@ class _Draw:
                 script = (replace(last, gate="wait 30"),)
                 apart = self.lease + self.poll + 1
                 faults = tuple(Kill(round(during + one * apart, 3), OWNER, 1.0) for one in range(4))
-                what = ("release", "repair")[self.round // 2 % 2]
+                what = "release" if self.round % 4 == 3 else "repair"
                 later = [Ask(round(during + 3 * apart, 3), client, turn, self.request(), what)]
             case "orphan":
                 # A large body that no commit refers to: its request was one for something else. A day later it may go.
@@ -447,14 +449,19 @@ class _Draw:
                 ]
                 faults = (Jump(round(during + 15, 3), DAY_SECONDS),)
             case "copy":
-                # Settled, and then another Turn is settled: somebody goes back, or away from there.
-                script = (last,)
-                scripts[f"{name} again"] = (replace(last, text=last.text.replace(name, f"{name} again")),)
-                later = [Submit(during, client, "main", turn + 1, self.request(), f"{name} again")]
-                for one, what in enumerate(("restore", "fork", "forget")):
-                    pick = round(r.random(), 3)
+                # Settled, and then another Turn is settled: somebody goes back, and away from there while a third one
+                # is at work. Somebody begins to look when the beginning is pruned.
+                script = (Round(text=f"{name} begins", gate="wait 0.1"), last)
+                for number, (more, when, gate) in enumerate((("again", 0.0, "wait 0.1"), ("more", 12.0, "wait 9")), 1):
+                    other = f"{name} {more}"
+                    scripts[other] = (replace(last, text=last.text.replace(name, other), gate=gate),)
+                    when = round(during + when, 3)
+                    later.append(Submit(when, client, "main", turn + number, self.request(), other))
+                picks = ("restore", r.choice((0.0, 0.6))), ("fork", 0.99), ("forget", 0.0), ("prune", 0.7)
+                for one, (what, pick) in enumerate(picks):
                     when = round(during + 10 + 3 * one, 3)
                     later.append(Resource(when, client, what, self.request(), "main", f"copy of {name}", pick))
+                self.late = (Observer(at=round(during + 22, 3), how="stream", slow=0.0, fails=0, deltas=False),)
             case _:
                 # Every place where a host does something outside is one where it may die.
                 point = self._point

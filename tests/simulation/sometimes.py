@@ -36,6 +36,7 @@ MUST = (
     # controls
     "a cancel was before completion",
     "completion was before the cancel",
+    "completion was before an accepted cancel",
     "a withdraw was before its input",
     "a withdraw was behind its input",
     "a steer was applied",
@@ -63,12 +64,18 @@ MUST = (
     # threads and observers
     "a thread was restored",
     "a thread was forked",
+    "a thread was forked beside a run",
+    "entries of a workspace were there after a restore",
+    "entries of a workspace were there in a fork",
     "events were pruned beside a run",
     "a preview was shown",
+    "an observer was given a snapshot",
     # operators
     "a turn was parked for an operator",
     "an operator released a turn",
+    "an operator repaired a thread",
     "a session was dropped",
+    "a session was dropped beside a run",
     "a body was swept",
     "checkpoints were pruned",
     "a fenced owner filed a fact",

@@ -61,6 +61,8 @@ TRIES = 12
 """How often a client repeats a request whose answer it did not get."""
 END_SECONDS = 3600.0
 """Simulated seconds after which everything must have ended once the faults have stopped."""
+STEPS_MAX = 200_000
+"""Callbacks after which a story goes round in circles: many times what the longest takes."""
 
 
 @dataclass
@@ -453,7 +455,12 @@ class Story:
 
     async def _until(self, when: float) -> None:
         while self.world.loop.time() < when and not self.audit.problems:
+            self._bounded()
             await asyncio.sleep(min(1.0, when - self.world.loop.time() + 0.001))
+
+    def _bounded(self) -> None:
+        if self.world.loop.steps > STEPS_MAX:
+            raise Violation("P9", f"after {self.world.loop.steps} callbacks there is still {self.stuck or 'no end'}")
 
     async def _probe(self) -> None:
         """P9 at any time: a Turn that does not run and has not ended says why."""
@@ -481,6 +488,7 @@ class Story:
         deadline = world.loop.time() + END_SECONDS
         closer = world.loop.start(self._close_all(client, tasks), actor="x", name="closer")
         while not closer.done() and not self.audit.problems:
+            self._bounded()
             if world.loop.time() > deadline:
                 explained = await self._explain(client)
                 raise Violation("P9", f"after {END_SECONDS} s without faults there is still {self.stuck}; {explained}")

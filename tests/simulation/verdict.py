@@ -57,6 +57,10 @@ NOT_STARTED = (ExecutionState.DENIED, ExecutionState.INTENT, ExecutionState.AWAI
 NOT_KNOWN = (ExecutionState.UNKNOWN, ExecutionState.RUNNING)
 
 
+CONTROLS = ("steer", "inject", "cancel", "pause", "resume", "signal")
+ENDS = ("signal.applied", "signal.expired", "signal.withdrawn")
+
+
 def value_of(tool: Any) -> Any:
     """What a call has given, as any harness or AgentScope stores it."""
     result = tool.result or {}
@@ -201,11 +205,15 @@ class Verdict:
             return
         ended = self.world.effects.ended.get(effect, [])
         value, reason = value_of(tool), tool.result.get("reason")
-        if tool.state is ExecutionState.COMPLETED and tool.result.get("state", "success") == "success":
+        if tool.state is ExecutionState.COMPLETED and self._good(tool):
             if value not in ended:
                 self.broken("P5", f"{effect} has the result {value!r}; really it was {ended}")
         elif isinstance(reason, str) and reason.endswith(" failed") and reason not in ended:
             self.broken("P5", f"{effect} failed by {reason!r}; really it was {ended}")
+
+    @staticmethod
+    def _good(tool: Any) -> bool:
+        return tool.result is not None and tool.result.get("state", "success") == "success"
 
     # ---- P6 ----
 
@@ -229,8 +237,11 @@ class Verdict:
                 self.broken("P6", f"interaction {interaction_id} is about a call that is not there")
             elif answer.content == "no" and tool.state in (ExecutionState.COMPLETED, ExecutionState.RUNNING):
                 self.broken("P6", f"{view.call_id} of {view.turn_id} was refused and is {tool.state}")
-            elif answer.content == "yes" and tool.state is ExecutionState.DENIED:
+            elif answer.content in ("yes", "edited") and tool.state is ExecutionState.DENIED:
                 self.broken("P6", f"{view.call_id} of {view.turn_id} was approved and is DENIED")
+            elif answer.content in ("yes", "edited") and tool.state is ExecutionState.COMPLETED and self._good(tool):
+                if str(value_of(tool)).endswith("!") is not (answer.content == "edited"):
+                    self.broken("P6", f"{view.call_id} was answered {answer.content!r} and did {value_of(tool)!r}")
             elif (
                 tool.kind is ExecutionKind.MANUAL
                 and tool.state is ExecutionState.COMPLETED
@@ -251,6 +262,33 @@ class Verdict:
             end = audit.kept_out.get(one.target)
             if one.what == "withdraw" and one.acknowledged and end != "signal.withdrawn":
                 self.broken("P6", f"the withdraw of {one.target} was accepted; its end is {end}")
+            if one.what == "steer" and one.acknowledged and audit.kept_out.get(one.request) == "signal.expired":
+                # It came before the answer was final, so the answer was not.
+                turn = self.turns.get(one.turn_id)
+                if turn is not None and turn.status.value == "COMPLETED" and one.turn_id not in audit.cancels:
+                    self.broken("P6", f"turn {one.turn_id} is COMPLETED, and steer {one.request} was not heard")
+        admitted = list(audit.accepted_inputs)
+        for turn_id, requests in audit.applied_inputs.items():
+            if sorted(requests, key=admitted.index) != requests:
+                self.broken("P6", f"turn {turn_id} was told {requests}, admitted were {admitted}")
+
+    def controls(self) -> None:
+        """Who was told that a control is accepted finds that in the timeline, and in the end what became of it."""
+        told: dict[str, list[Any]] = defaultdict(list)
+        for event in self._own_events():
+            if event.type.startswith("signal."):
+                told[event.data["requestId"]].append(event)
+        for one in self.audit.asked:
+            if one.what not in CONTROLS or not one.acknowledged or self.turns.get(one.turn_id) is None:
+                continue
+            events = told[one.request]
+            if not any(event.at <= one.ended for event in events):
+                self.broken("P6", f"{one.what} {one.request} was acknowledged and no event says so")
+            kinds = [event.type for event in events]
+            if [kind in ENDS for kind in kinds] not in ([True], [False, True]):
+                self.broken("P6", f"{one.what} {one.request} was acknowledged; its events are {kinds}")
+            if any(event.turn != one.turn_id for event in events):
+                self.broken("P6", f"{one.what} {one.request} of {one.turn_id} is told of {[e.turn for e in events]}")
 
     # ---- what the agent knew: the native state is neither lost nor doubled ----
 
@@ -431,6 +469,7 @@ def promises(verdict: Verdict) -> Iterator[Any]:
     yield verdict.effects
     yield verdict.answers
     yield verdict.inputs
+    yield verdict.controls
     yield verdict.contexts
     yield Workspaces(verdict).check
     yield verdict.timeline
