@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from tests.simulation.mutants import FORMER, MUTANTS
 from tests.simulation.schedule import LARGE, REAL, SCRIPTED, Schedule, draw
 from tests.simulation.shrink import shrink
-from tests.simulation.sometimes import MUST, RARE, unreached
+from tests.simulation.sometimes import MUST, unreached
 from tests.simulation.story import Outcome, play
 
 KEPT = Path(__file__).with_name("kept.jsonl")
@@ -212,7 +212,7 @@ class Piece(msgspec.Struct):
             "times reached, stories in which, what",
             *(
                 f"{'' if reached.get(what) else 'NOT REACHED '}{reached.get(what, 0):8} {stories.get(what, 0):7} {what}"
-                for what in sorted({*reached, *MUST, *RARE})
+                for what in sorted({*reached, *MUST})
             ),
             *(f"VIOLATION seed {seed}: {problem}" for seed, problem in self.violations),
         ]
