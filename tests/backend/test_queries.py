@@ -58,6 +58,7 @@ from agentscope_durable.contracts.status import (
 from agentscope_durable.contracts.views import (
     InteractionView,
     ModelCallView,
+    OutcomeView,
     Page,
     RunStepRefView,
     StepView,
@@ -86,6 +87,7 @@ UNKNOWN: list[Any] = [
     q.GetThread(session=SESSION, thread_id="main"),
     q.ListThreads(session=SESSION),
     q.GetTurn(session=SESSION, thread_id="main", turn_id="t"),
+    q.GetOutcome(session=SESSION, thread_id="main", turn_id="t"),
     q.ListTurns(session=SESSION, thread_id="main"),
     q.ExplainTurn(session=SESSION, thread_id="main", turn_id="t"),
     q.GetHistory(session=SESSION),
@@ -170,6 +172,7 @@ async def test_things_that_are_not_inside_each_other_are_not_found() -> None:
         q.EntriesAt(session=SESSION, thread_id="nowhere", at=1),
         q.GetContent(session=SESSION, thread_id="main", number=1),
         q.GetTurn(session=SESSION, thread_id="main", turn_id=other),
+        q.GetOutcome(session=SESSION, thread_id="main", turn_id=other),
         q.ListTools(session=SESSION, thread_id="main", turn_id=other),
         q.ListInteractions(session=SESSION, thread_id="main", turn_id=other),
         q.OpenWork(session=SESSION, thread_id="main", turn_id=other),
@@ -746,6 +749,49 @@ async def test_a_message_is_found_by_its_id_wherever_it_came_from(world: World) 
     for unknown in (f"{turn}.r3", "nothing", ""):
         with pytest.raises(NotFound):
             await world.ask(q.GetMessage(session=SESSION, message_id=unknown))
+
+
+@pytest.mark.spec("RT-58")
+async def test_the_outcome_of_a_turn_is_its_status_and_the_answer_it_named(world: World) -> None:
+    """The answer need not be what the agent said last, and may have been said again since."""
+
+    async def outcome(turn: str) -> OutcomeView:
+        return await world.ask(q.GetOutcome(session=SESSION, thread_id="main", turn_id=turn))
+
+    turn = await world.submit("question")
+    assert await outcome(turn) == OutcomeView(status=TurnStatus.QUEUED)
+    await world.claim()
+    answer = await world.say("a draft", reasoning=1)
+    [_, draft] = await world.history()
+    await world.say("the answer", reasoning=1, revision=2, first_seq=draft.sequence)
+    await world.say("an afterthought", reasoning=2)
+    assert await outcome(turn) == OutcomeView(status=TurnStatus.RUNNING)
+    await world.finish(message_id=answer)
+    told = await outcome(turn)
+    assert told.status is TurnStatus.COMPLETED
+    assert told.message is not None
+    assert told.message.text == "the answer"
+    assert told.message == await world.ask(q.GetMessage(session=SESSION, message_id=answer))
+
+    silent = await world.submit("say nothing")
+    await world.claim()
+    await world.finish()
+    assert await outcome(silent) == OutcomeView(status=TurnStatus.COMPLETED)
+
+    failed = await world.submit("fail")
+    await world.claim()
+    await world.commit(end=c.RunEnd(kind=c.RunEndKind.FAILED, failure=Failure("ValueError", "no", False)))
+    claimed = await world.claim()
+    settle = c.SettleTurn(
+        session=SESSION,
+        thread_id="main",
+        turn_id=failed,
+        run_id="",
+        fence=claimed.fence,
+        expected_position=claimed.position,
+    )
+    await world.do(settle)
+    assert await outcome(failed) == OutcomeView(status=TurnStatus.FAILED, error=(await world.turn(failed)).error)
 
 
 async def test_looking_for_one_message_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1391,6 +1437,7 @@ async def test_the_cost_of_an_answer_does_not_grow_with_what_happened_before() -
             q.GetSession(session=SESSION),
             q.GetThread(session=SESSION, thread_id="main"),
             q.GetTurn(**where),
+            q.GetOutcome(**where),
             q.ExplainTurn(**where),
             q.ListTurns(session=SESSION, thread_id="main", limit=3),
             q.ListEvents(session=SESSION, limit=5),

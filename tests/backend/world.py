@@ -285,6 +285,7 @@ async def everything(world: World) -> dict[str, Any]:
         await note(q.GetSnapshot(**session, filter=narrow))
         await pages(q.GetHistory(**session, filter=narrow))
         await note(q.GetTurn(**where))
+        await note(q.GetOutcome(**where))
         await note(q.ListTools(**where))
         await note(q.ListInteractions(**where, pending_only=False))
         await note(q.ListInteractions(**where))

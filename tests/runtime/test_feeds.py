@@ -11,7 +11,7 @@ import pytest
 from agentscope_durable.contracts.errors import CursorExpired, Forbidden, NotFound, Unavailable, WaitTimeout
 from agentscope_durable.contracts.events import Committed, EventFilter, SnapshotReset, sequence_of
 from agentscope_durable.contracts.identity import SessionKey
-from agentscope_durable.contracts.questions import GetMessage, GetTurn, ListEvents, Watermarks
+from agentscope_durable.contracts.questions import GetOutcome, ListEvents, Watermarks
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.runtime.runtime import Harness
@@ -61,10 +61,10 @@ async def test_a_commit_is_read_once_for_all_who_wait_in_its_session(hosts: Host
     caught_up = [asyncio.create_task(_facts(stream, 2)) for stream in streams]
     await asyncio.gather(*caught_up)
     idle = [asyncio.create_task(anext(stream)) for stream in streams]
-    await until(lambda: counted.asked["GetTurn"] >= MANY)
+    await until(lambda: counted.asked["GetOutcome"] >= MANY)
     await _quiet(counted)
     # One each, and one more of whoever came when there was no other.
-    assert counted.asked["GetTurn"] <= MANY + 1
+    assert counted.asked["GetOutcome"] <= MANY + 1
     before = counted.asked.copy()
 
     for number in range(10):
@@ -79,7 +79,7 @@ async def test_a_commit_is_read_once_for_all_who_wait_in_its_session(hosts: Host
     await asyncio.gather(*idle)
     for stream in streams:
         await stream.aclose()
-    assert counted.asked["GetTurn"] == before["GetTurn"]  # the event of its end says all that a result needs
+    assert counted.asked["GetOutcome"] == before["GetOutcome"] + MANY  # each when its own has ended
 
 
 async def _facts(stream: Any, count: int) -> list[Committed]:
@@ -166,11 +166,11 @@ async def test_who_waits_alone_looks_when_he_comes_and_when_it_has_ended(hosts: 
     turn = await session.submit("r1", "go")
     waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
     await gates.reached("g")
-    await until(lambda: counted.answered["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetOutcome"] == 1)
     gates.open("g")
 
     assert str(await waiting) == "ok"
-    assert counted.asked == {"GetTurn": 2, "GetMessage": 1}
+    assert counted.asked == {"GetOutcome": 2}
 
 
 async def test_of_two_who_wait_the_first_misses_nothing_when_the_second_comes(hosts: Hosts) -> None:
@@ -182,7 +182,7 @@ async def test_of_two_who_wait_the_first_misses_nothing_when_the_second_comes(ho
     api = await hosts.open(backend=counted, poll_interval=60.0)
     first, second = [await session.submit(f"r{number}", "a") for number in range(2)]
     one = asyncio.create_task(api.get_session(KEY).get_turn(first.turn_id).wait(SECONDS))
-    await until(lambda: counted.answered["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetOutcome"] == 1)
     await _quiet(counted)
     await brain.start()
     await turn_is(second, "COMPLETED")
@@ -203,7 +203,7 @@ async def test_who_waits_for_an_end_is_not_woken_by_steps_and_who_streams_is(hos
     turn = await session.submit("r1", "go")
     waiting = asyncio.create_task(api.get_session(KEY).get_turn(turn.turn_id).wait(SECONDS))
     await gates.reached("a")
-    await until(lambda: counted.answered["GetTurn"] == 1)
+    await until(lambda: counted.answered["GetOutcome"] == 1)
     await _quiet(counted)
     before = counted.asked.copy()
     gates.open("a")
@@ -268,12 +268,11 @@ async def test_while_the_store_is_away_waits_and_streams_only_become_late(hosts:
     async with api.get_session(KEY).stream_events() as events:
         so_far = await _facts(events, len(await all_events(session)))
         following = asyncio.create_task(anext(events))
-        await until(lambda: counted.answered["GetTurn"] >= 1)
+        await until(lambda: counted.answered["GetOutcome"] >= 1)
         counted.fail = lambda question: Unavailable("away")
         gates.open("g")
         await turn.wait(SECONDS)
-        # Whether it has ended, or if that was read before the store went away: what its answer is.
-        await until(lambda: counted.asked["GetTurn"] + counted.asked["GetMessage"] >= 3)
+        await until(lambda: counted.asked["GetOutcome"] >= 3)
         assert not waiting.done()
         counted.fail = lambda question: None
 
@@ -287,13 +286,13 @@ async def test_who_has_seen_the_end_waits_for_the_answer_while_the_store_is_away
     brain = await hosts.open([final("ok")])
     turn = await (await brain.create_session(KEY, "agent")).submit("r1", "a")
     await turn.wait(SECONDS)
-    counted.fail = lambda question: Unavailable("away") if isinstance(question, GetMessage) else None
+    counted.fail = lambda question: Unavailable("away") if isinstance(question, GetOutcome) else None
     api = await hosts.open(backend=counted)
     seen = api.get_session(KEY).get_turn(turn.turn_id)
     await refused(seen.wait(0), Unavailable)
     waiting = asyncio.create_task(seen.wait(SECONDS))
 
-    await until(lambda: counted.asked["GetMessage"] >= 4)
+    await until(lambda: counted.asked["GetOutcome"] >= 4)
     assert not waiting.done()
     counted.fail = lambda question: None
 
@@ -312,7 +311,7 @@ async def test_an_event_that_cannot_be_read_hurts_those_alone_whom_it_concerns(h
         await _facts(whole, 5), await _facts(mine, 2)
         late = [asyncio.create_task(anext(whole)), asyncio.create_task(anext(mine))]
         waiting = asyncio.create_task(api.get_turn(turn.turn_id).wait(SECONDS))
-        await until(lambda: counted.answered["GetTurn"] >= 1)
+        await until(lambda: counted.answered["GetOutcome"] >= 1)
         counted.fail = lambda question: (
             NotFound("object", "x")
             if isinstance(question, ListEvents)
@@ -349,7 +348,7 @@ async def test_a_feed_that_was_overtaken_by_pruning_lets_each_find_out_for_himse
     async with api.main_thread().stream_events() as events:
         await _facts(events, 3)
         waiting = asyncio.create_task(api.get_turn(turn.turn_id).wait(SECONDS))
-        await until(lambda: counted.answered["GetTurn"] >= 1)
+        await until(lambda: counted.answered["GetOutcome"] >= 1)
         following = asyncio.create_task(anext(events))
         pruned = 6
         await brain.start()
@@ -407,12 +406,13 @@ async def test_a_host_looks_at_a_turn_it_runs_when_something_was_said_of_that_tu
     for turn in still:
         await turn_is(turn, "RUNNING")
     await _quiet(counted)
-    before = counted.asked["GetTurn"]
+    before = counted.asked.copy()
     for number in range(5):
         assert str(await (await busy.submit(f"b{number}", "x")).wait(SECONDS)) == "ok"
 
     # Of the busy ones' own: what their callers and their hosts ask.
-    assert counted.asked["GetTurn"] - before < 5 * 12
+    spent = counted.asked - before
+    assert spent["GetTurn"] + spent["GetOutcome"] < 5 * 12
     for turn in still:
         await turn.cancel("c-" + turn.turn_id)
     for turn in still:
@@ -426,5 +426,5 @@ async def test_a_wait_without_time_asks_once(hosts: Hosts) -> None:
     api = await hosts.open(backend=counted)
 
     await refused(api.get_session(KEY).get_turn(turn.turn_id).wait(0), WaitTimeout)
-    assert counted.asked == {GetTurn.__name__: 1}
+    assert counted.asked == {"GetOutcome": 1, "GetTurn": 1}  # whether it has ended, and what it waits for
     assert (await turn.status()).status is TurnStatus.QUEUED

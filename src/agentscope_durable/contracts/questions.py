@@ -85,6 +85,13 @@ class GetTurn(Question, frozen=True, tag="get_turn"):
     turn_id: str
 
 
+class GetOutcome(Question, frozen=True, tag="get_outcome"):
+    """Whether a Turn has ended, and with what: all that somebody needs who waits for it."""
+
+    thread_id: str
+    turn_id: str
+
+
 class ExplainTurn(Question, frozen=True, tag="explain_turn"):
     """Why a Turn is where it is, and what would make it go on (DX-01)."""
 

@@ -14,6 +14,7 @@ import msgspec
 from agentscope_durable.contracts.bodies import Body
 from agentscope_durable.contracts.discreet import Discreet, Words
 from agentscope_durable.contracts.identity import SessionKey, ThreadKey
+from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.status import (
     ExecutionKind,
     ExecutionState,
@@ -630,6 +631,19 @@ class Page(Discreet, frozen=True, rename="camel"):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+class OutcomeView(View, frozen=True):
+    """How a Turn has ended, or that it has not.
+
+    Attributes:
+        error: of one that FAILED.
+        message: the final one of one that COMPLETED; None if the agent gave none.
+    """
+
+    status: TurnStatus
+    error: ErrorView | None = None
+    message: Message | None = None
 
 
 class CheckpointPage(Page, frozen=True):

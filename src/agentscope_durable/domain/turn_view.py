@@ -25,7 +25,7 @@ from agentscope_durable.contracts.views import (
 from agentscope_durable.domain.retry import backoff_ms
 from agentscope_durable.domain.turn import settling, unsettled
 
-__all__ = ["NEXT_ACTION", "error_view", "recovery_view", "turn_view", "waiting_on"]
+__all__ = ["NEXT_ACTION", "error_of", "error_view", "recovery_view", "turn_view", "waiting_on"]
 
 NEXT_ACTION: Final[dict[WaitKind, str]] = {
     WaitKind.APPROVAL: "Answer the interaction with true or false.",
@@ -73,7 +73,7 @@ def turn_view(
         result=None
         if state.result is None
         else ResultView(message_id=state.result.message_id or None, finish_reason=state.result.finish_reason),
-        error=_error(state),
+        error=error_of(state),
         runs=state.runs,
         pending_inputs=state.inputs,
         parent=parent,
@@ -134,7 +134,7 @@ def error_view(failure: Failure) -> ErrorView:
     return ErrorView(kind=failure.kind, message=failure.message, retryable=failure.retryable)
 
 
-def _error(state: TurnState) -> ErrorView | None:
+def error_of(state: TurnState) -> ErrorView | None:
     """A failure for good is shown as soon as it is known, also while effects keep the Turn from ending."""
     if state.failure is not None:
         return error_view(state.failure)

@@ -17,8 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
-import msgspec
-
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.change import PAGE_MAX
 from agentscope_durable.contracts.errors import CursorExpired, DurableError
@@ -26,7 +24,6 @@ from agentscope_durable.contracts.events import Committed, EventFilter, EventPag
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.questions import ListEvents, Watermarks
 from agentscope_durable.contracts.status import TurnStatus
-from agentscope_durable.contracts.views import TurnView
 from agentscope_durable.domain.change import ends_hint, session_hint
 from agentscope_durable.runtime.hints import ringing
 from agentscope_durable.runtime.replay import PAGE
@@ -58,16 +55,6 @@ class Watcher(Protocol):
         ...
 
 
-class End(Bell):
-    """Rings when a Turn has ended, and when nobody knows.
-
-    Attributes:
-        turn: as the event told that it has ended; None where nobody knows.
-    """
-
-    turn: TurnView | None = None
-
-
 class Feed:
     """The end of one Session's timeline, as it grows."""
 
@@ -94,8 +81,8 @@ class Feed:
         self._failing = False
         self._ended = False
         self._watchers: dict[Scope, dict[Watcher, None]] = {}
-        self._waits: dict[str, dict[End, None]] = {}
-        self._untold: dict[End, None] = {}
+        self._waits: dict[str, dict[Bell, None]] = {}
+        self._untold: dict[Bell, None] = {}
         """Those of them that look for themselves, until the position is known from which on they are told."""
         self._looks: list[asyncio.Future[None]] = []
 
@@ -140,7 +127,7 @@ class Feed:
             self._watchers.pop(scope, None)
 
     @contextmanager
-    def ending(self, turn_id: str, bell: End) -> Generator[None]:
+    def ending(self, turn_id: str, bell: Bell) -> Generator[None]:
         """While entered, the bell rings when the Turn has ended, and when the feed cannot know. After `look`."""
         self._waits.setdefault(turn_id, {})[bell] = None
         if self._alone:
@@ -303,9 +290,7 @@ class Feed:
         # From here on whoever stands before this event has missed it, and is not let in.
         self._position = event.sequence
         if event.type in _ENDS and event.turn_id in self._waits and TurnStatus(event.data["turn"]["status"]).terminal:
-            turn = msgspec.convert(event.data["turn"], TurnView)
             for bell in self._waits[event.turn_id]:
-                bell.turn = turn
                 bell.ring()
         return told
 

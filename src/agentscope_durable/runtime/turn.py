@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import timedelta
+from typing import TypeVar
 
 import msgspec
 
@@ -30,7 +31,7 @@ from agentscope_durable.contracts.messages import Input, InputKind, Message, Tex
 from agentscope_durable.contracts.projection import SnapshotView
 from agentscope_durable.contracts.questions import (
     ExplainTurn,
-    GetMessage,
+    GetOutcome,
     GetRun,
     GetTurn,
     ListInteractions,
@@ -45,6 +46,7 @@ from agentscope_durable.contracts.views import (
     CommandReceipt,
     InteractionView,
     ModelCallView,
+    OutcomeView,
     Page,
     RunView,
     StepView,
@@ -52,10 +54,12 @@ from agentscope_durable.contracts.views import (
     TurnView,
 )
 from agentscope_durable.runtime.door import Door
-from agentscope_durable.runtime.feeds import End
+from agentscope_durable.runtime.tasks import Bell
 from agentscope_durable.runtime.timeline import PAGE_LIMIT, Timeline
 
 __all__ = ["DurableTurn", "Timeout", "TurnInput", "content_blocks"]
+
+T = TypeVar("T")
 
 REVISION_MAX = 2**53 - 1
 FOR_EVER_SECONDS = 1e9
@@ -113,10 +117,10 @@ class DurableTurn(Timeline):
             TurnFailed: it FAILED; carries the stored error.
             TurnCancelled: it was CANCELLED.
         """
-        view = await self.status()
-        if not view.status.terminal:
-            raise NotFinished(self._key, self._turn_id, view.status)
-        return await self._outcome(view)
+        outcome = await self._outcome()
+        if not outcome.status.terminal:
+            raise NotFinished(self._key, self._turn_id, outcome.status)
+        return self._answer(outcome)
 
     async def wait(self, timeout: Timeout = None) -> Message | None:
         """Wait for the end and return what `result` does.
@@ -133,55 +137,45 @@ class DurableTurn(Timeline):
             raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
         environment = self._door.environment
         deadline = math.inf if seconds is None or seconds > FOR_EVER_SECONDS else environment.monotonic() + seconds
-        if environment.monotonic() < deadline:
-            bell = End()
-            async with self._door.feeds.of(self._session) as feed:
-                with feed.ending(self._turn_id, bell):
-                    # From here on its end rings; whether it has ended before is seen by looking.
+        bell = Bell()
+        async with self._door.feeds.of(self._session) as feed:
+            with feed.ending(self._turn_id, bell):
+                # From here on its end rings; whether it has ended before is seen by looking.
+                if environment.monotonic() < deadline:
                     await feed.look()
-                    while _unfinished(view := bell.turn or await self._look()):
-                        left = deadline - environment.monotonic()
-                        if left <= 0:
-                            break
-                        if view is not None:
-                            rest = min(left, self._door.poll_interval if feed.failing else math.inf)
-                            await bell.wait(environment, None if rest == math.inf else rest)
-        else:
-            view = await self._look()
-        if view is None or not view.status.terminal:
-            timeout_ms = None if seconds is None else int(seconds * 1000)
-            raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
-        while True:
-            try:
-                return await self._outcome(view)
-            except (HostClosed, StoreMoved):
-                raise
-            except Retry:
-                # It has ended, and its answer cannot be read now.
-                if environment.monotonic() >= deadline:
-                    raise
-            await environment.sleep(self._door.poll_interval)
+                while True:
+                    outcome = await _unless_away(self._outcome())
+                    if outcome is not None and outcome.status.terminal:
+                        return self._answer(outcome)
+                    left = deadline - environment.monotonic()
+                    if left <= 0:
+                        break
+                    if outcome is None:
+                        await environment.sleep(min(left, self._door.poll_interval))
+                        continue
+                    rest = min(left, self._door.poll_interval if feed.failing else math.inf)
+                    await bell.wait(environment, None if rest == math.inf else rest)
+        view = await _unless_away(self.status())
+        if view is not None and view.status.terminal:
+            # Since a moment ago, or its answer is not where it was stored.
+            return await self.result()
+        timeout_ms = None if seconds is None else int(seconds * 1000)
+        raise WaitTimeout(self._key, self._turn_id, timeout_ms=timeout_ms, waits_for=_reasons(view))
 
-    async def _look(self) -> TurnView | None:
-        """The present view; None while the store cannot be asked, which is no answer about the Turn."""
-        try:
-            return await self.status()
-        except (HostClosed, StoreMoved):
-            raise
-        except Retry:
-            await self._door.environment.sleep(self._door.poll_interval)
-            return None
+    async def _outcome(self) -> OutcomeView:
+        return await self._door.query(
+            GetOutcome(session=self._session, thread_id=self._key.thread_id, turn_id=self._turn_id)
+        )
 
-    async def _outcome(self, view: TurnView) -> Message | None:
-        if view.status is TurnStatus.CANCELLED:
+    def _answer(self, outcome: OutcomeView) -> Message | None:
+        """What `result` gives for a Turn that has ended."""
+        if outcome.status is TurnStatus.CANCELLED:
             raise TurnCancelled(self._key, self._turn_id)
-        if view.status is TurnStatus.FAILED:
-            error = view.error
+        if outcome.status is TurnStatus.FAILED:
+            error = outcome.error
             reason = "without a stored reason" if error is None else f"{error.kind}: {error.message}"
             raise TurnFailed(self._key, self._turn_id, reason)
-        if view.result is None or view.result.message_id is None:
-            return None
-        return await self._door.query(GetMessage(session=self._session, message_id=view.result.message_id))
+        return outcome.message
 
     # ---- controls: a receipt means admitted, never done (AD-10) ----
 
@@ -426,8 +420,14 @@ def content_blocks(document: JsonValue) -> JsonValue:
     return document["content"]
 
 
-def _unfinished(view: TurnView | None) -> bool:
-    return view is None or not view.status.terminal
+async def _unless_away(answer: Awaitable[T]) -> T | None:
+    """None while the store cannot be asked, which is no answer about the Turn."""
+    try:
+        return await answer
+    except (HostClosed, StoreMoved):
+        raise
+    except Retry:
+        return None
 
 
 def _reasons(view: TurnView | None) -> str | None:

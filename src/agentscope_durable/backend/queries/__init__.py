@@ -57,6 +57,7 @@ ANSWERS: Final[dict[type[Any], Answer]] = {
     q.GetThread: Answer(PUBLIC, sessions.get_thread),
     q.ListThreads: Answer(PUBLIC, sessions.list_threads),
     q.GetTurn: Answer(PUBLIC, turns.get_turn),
+    q.GetOutcome: Answer(PUBLIC, messages.get_outcome),
     q.ListTurns: Answer(PUBLIC, turns.list_turns),
     q.ListCheckpoints: Answer(PUBLIC, checkpoints.list_checkpoints),
     q.ExplainTurn: Answer(PUBLIC, explanation.explain_turn),

@@ -18,12 +18,13 @@ from agentscope_durable.contracts.errors import CorruptRecord, LimitExceeded, No
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.messages import Message
 from agentscope_durable.contracts.records import MessageIndex, TurnRecord, decode, ordinal_of
-from agentscope_durable.contracts.views import Page
+from agentscope_durable.contracts.views import OutcomeView, Page
 from agentscope_durable.domain.ids import input_message_id
 from agentscope_durable.domain.projection import message_of
+from agentscope_durable.domain.turn_view import error_of
 from agentscope_durable.spi.record_store import PAGE_MAX, Range, Reads
 
-__all__ = ["MESSAGE_SCAN_MAX", "get_history", "get_message"]
+__all__ = ["MESSAGE_SCAN_MAX", "get_history", "get_message", "get_outcome"]
 
 MESSAGE_SCAN_MAX: Final = 10_000
 """Index entries one question looks through for the messages of a Thread, a Turn or an id."""
@@ -149,6 +150,22 @@ async def get_message(reader: Reader, question: q.GetMessage) -> Message:
             raise LimitExceeded("MESSAGE_SCAN_MAX", MESSAGE_SCAN_MAX)
         after = rows[-1][0]
         size = min(size * 4, PAGE_MAX)
+
+
+async def get_outcome(reader: Reader, question: q.GetOutcome) -> OutcomeView:
+    session = question.session
+    records = await reader.read(session, Reads(keys=(keys.turn(question.turn_id),)))
+    turn = turn_of(records, question.thread_id, question.turn_id)
+    state = state_of(records, turn)
+    message = None
+    if state.result is not None and state.result.message_id:
+        # Mostly it is the newest one, and its only version: then it is found at once.
+        newest = state.result.message_id == state.message_id
+        asked = q.GetMessage(
+            session=session, message_id=state.result.message_id, sequence=state.message_seq if newest else 0
+        )
+        message = await get_message(reader, asked)
+    return OutcomeView(status=state.status, error=error_of(state), message=message)
 
 
 async def _at(reader: Reader, session: SessionKey, message_id: str, sequence: int) -> Message | None:
