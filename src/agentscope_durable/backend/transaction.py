@@ -65,6 +65,10 @@ _ADMITS: dict[Audience, frozenset[Audience]] = {
 """What each audience may send."""
 
 
+_WITH_JOURNAL = (CommitStep, SettleTurn)
+_WITH_NATIVE = (RestoreThread, ForkThread, RepairThread)
+
+
 class NoWakeups:
     """Hints go nowhere: every listener lives by polling."""
 
@@ -190,9 +194,10 @@ class TransactionalSessionBackend:
 
     async def _externalize(self, command: AnyCommand) -> AnyCommand:
         """Large native blocks leave the records before the transaction (D11)."""
-        if isinstance(command, CommitStep | SettleTurn) and len(command.journal) > INLINE_MAX_BYTES:
-            return replace(command, journal=await self._bodies.put_column(command.session, command.journal))
-        if isinstance(command, RestoreThread | ForkThread | RepairThread) and command.native is not None:
+        if isinstance(command, _WITH_JOURNAL):
+            if len(command.journal) > INLINE_MAX_BYTES:
+                return replace(command, journal=await self._bodies.put_column(command.session, command.journal))
+        elif isinstance(command, _WITH_NATIVE) and command.native is not None:
             # Into the scope of the Session that is written: what a fork came from may be removed (CK-17).
             journal = await self._bodies.put_column(command.session, command.native.journal)
             return replace(command, native=replace(command.native, journal=journal))

@@ -7,6 +7,7 @@ no clock and touches no store: numbers come from the view, time and seed are arg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -40,12 +41,17 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _json = msgspec.json.Encoder()
 
+HINTS_KEPT = 4096
+"""Hint keys of Sessions and definitions that are not computed again."""
 
+
+@lru_cache(HINTS_KEPT)
 def session_hint(partition: str) -> str:
     """Hint key of a Session, of fixed size whatever the ids are (C76)."""
     return "s:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+@lru_cache(HINTS_KEPT)
 def ends_hint(partition: str) -> str:
     """Hint key of a Session for those who only wait for the ends of its Turns: not of the steps in between."""
     return "e:" + blake2b(partition.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
@@ -56,6 +62,7 @@ def turn_hint(partition: str, turn_id: str) -> str:
     return "t:" + blake2b(f"{partition}\x00{turn_id}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+@lru_cache(HINTS_KEPT)
 def ready_hint(kind: str, klass: str) -> str:
     """Hint key of a kind and class of ready work.
 

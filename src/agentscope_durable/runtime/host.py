@@ -29,6 +29,7 @@ RETRY_WAIT = 0.05
 RETRY_WAIT_MAX = 5.0
 """Seconds between two tries: doubling from the first to the second."""
 
+CLAIMS = (Claim, ClaimExecution)
 LASTING = (LimitExceeded, HostClosed)
 """Errors of the Retry branch that asking again at once does not cure."""
 
@@ -132,7 +133,7 @@ class Delivery:
         """
         environment = self._host.environment
         wait, deadline = RETRY_WAIT, environment.monotonic() + RETRY_SECONDS_MAX
-        claims = isinstance(command, Claim | ClaimExecution)
+        claims = isinstance(command, CLAIMS)
         while True:
             try:
                 return await self._host.execute(command)
@@ -146,7 +147,7 @@ class Delivery:
                 if isinstance(error, LASTING) or self._host.ended or environment.monotonic() > deadline:
                     raise
                 log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)
-            if self.unsure and isinstance(command, Claim | ClaimExecution):
+            if self.unsure and isinstance(command, CLAIMS):
                 command = replace(command, again=True)
             await environment.sleep(wait)
             wait = min(2 * wait, RETRY_WAIT_MAX)

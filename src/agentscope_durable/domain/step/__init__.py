@@ -29,6 +29,10 @@ from agentscope_durable.domain.workspace import commit_entries, reads_entries
 
 def reads_commit_step(c: CommitStep) -> Reads:
     """A plain step needs nothing but the head; each rarer part names what it touches."""
+    if c.end is None and not (
+        c.inputs or c.signals or c.waits or c.tools or c.answers or c.interactions or c.workspace
+    ):
+        return _NO_READS
     wanted: list[str] = []
     ranges: tuple[Range, ...] = ()
     if c.end is not None or c.inputs:
@@ -42,7 +46,7 @@ def reads_commit_step(c: CommitStep) -> Reads:
     wanted.extend(keys.input_(c.turn_id, ordinal) for ordinal in c.inputs)
     wanted.extend(keys.interaction(c.turn_id, interaction) for interaction in c.answers)
     wanted.extend(keys.interaction(c.turn_id, asked.interaction_id) for asked in c.interactions)
-    reads = Reads(keys=tuple(wanted), ranges=ranges) if wanted or ranges else _NO_READS
+    reads = Reads(keys=tuple(wanted), ranges=ranges)
     return reads.merged(reads_entries(c.thread_id, c.workspace)) if c.workspace else reads
 
 

@@ -56,6 +56,8 @@ _BESIDE = ("-journal", "-wal", "-shm")
 _DRAFT = rf"\.[0-9a-f]{{16}}\.new({'|'.join(_BESIDE)})?"
 PAGE_BYTES = 8192
 CACHE_KIB = 64_000
+STATEMENTS = 400
+"""Prepared statements a connection keeps at most: a writer has one for each table and length of a group."""
 
 SCHEMA = f"""
 create table meta(key text primary key, value text not null) strict, without rowid;
@@ -182,7 +184,7 @@ class SqliteFile:
             checkpoints: it moves the write-ahead log into the file; one connection of a store does.
         """
         flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
-        connection = apsw.Connection(self.location, flags=flags, statementcachesize=200)
+        connection = apsw.Connection(self.location, flags=flags, statementcachesize=STATEMENTS)
         self.wait_for_locks(connection)
         if not readonly and connection.readonly("main"):
             connection.close()

@@ -44,6 +44,7 @@ from agentscope_durable.stores.records._sqlite_rows import (
     WATERMARK,
     Execute,
     check_kinds,
+    head_statement,
     log_page,
     owner_lease,
     prefix_end,
@@ -53,10 +54,18 @@ from agentscope_durable.stores.records._sqlite_rows import (
 
 T = TypeVar("T")
 
+SINGLE_MAX = 8
+"""Records that are read in one statement at most."""
 HEADS_MAX = 1024
 """Decoded heads a reader keeps at most."""
 PLACE_SECONDS = 1.0
 """Between two looks whether the file that is read is at its place."""
+
+
+def single(reads: Reads) -> bool:
+    """Whether one statement reads it."""
+    plain = not (reads.ranges or reads.owners or reads.log or reads.streams)
+    return plain and len(reads.keys) <= SINGLE_MAX
 
 
 class Reader:
@@ -103,6 +112,33 @@ class Reader:
                 self.run("rollback")
 
     def records(self, partition: str, reads: Reads) -> Records:
+        """What a question wants to see, of the snapshot of `together` or of one of its own."""
+        found = self._single(partition, reads) if single(reads) else None
+        return self.answer(lambda reader: reader._records(partition, reads)) if found is None else found
+
+    def _single(self, partition: str, reads: Reads) -> Records | None:
+        """By one statement; None where there is no such partition."""
+        rows = self.run(head_statement(len(reads.keys)), (partition, *reads.keys)).fetchall()
+        if not rows:
+            return None
+        _, rev, next_seq, pruned, value, last_ms, *values = rows[0]
+        if last_ms is not None:
+            check_kinds((last_ms,), LAST_MS_KINDS, "log row")
+            self._clock.witness(last_ms)
+        return Records(
+            head=self._head(partition, value),
+            rev=rev,
+            next_seq=next_seq,
+            pruned_through=pruned,
+            now_ms=self._clock.now(),
+            keys={key: value for key, value in zip(reads.keys, values, strict=True) if value is not None},
+            ranges={},
+            owners={},
+            log=[],
+            streams={},
+        )
+
+    def _records(self, partition: str, reads: Reads) -> Records:
         run = self.run
         rows = run(HEAD, (partition,)).fetchall()
         head: SessionHead | None = None

@@ -39,7 +39,8 @@ class SqliteReadings(ABC):
         """What a reader answers, in one snapshot.
 
         Args:
-            short: it takes so little that others may wait for it in the same snapshot.
+            short: it takes so little that others may wait for it in the same snapshot. It opens one itself if it needs
+                one and there is none.
         """
 
     @property
@@ -51,7 +52,7 @@ class SqliteReadings(ABC):
         return await self._ask(lambda reader: reader.records(partition, reads), short=True)
 
     async def watermarks(self, partitions: Sequence[str]) -> list[int]:
-        return await self._ask(lambda reader: reader.watermarks(partitions), short=True)
+        return await self._ask(lambda reader: reader.answer(lambda there: there.watermarks(partitions)), short=True)
 
     async def ready(self, scan: ReadyScan) -> ReadyPage:
         check_limit(scan.limit)

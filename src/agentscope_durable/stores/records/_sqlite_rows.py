@@ -33,7 +33,7 @@ OWNER = "owner/"
 NO_BOUND = 2**62
 FOUND_BY_KEY = f"key>='{FOUND}' and key<'{FOUND[:-1]}0'"
 """Which records an index finds in every partition; "0" follows the "/" that ends their prefix."""
-CHUNKS = (64, 32, 16, 8, 4, 2, 1)
+CHUNKS = (64, 32, *range(16, 0, -1))
 """Rows per statement: many rows in one statement cost the interpreter lock once."""
 
 
@@ -59,7 +59,10 @@ READY_UPSERT = _many(
     6,
     "on conflict(kind, p, item) do update set klass=excluded.klass, due_ms=excluded.due_ms, value=excluded.value",
 )
-READY_DELETE = "delete from ready where kind=? and p=? and item=?"
+READY_DELETE = {
+    size: f"delete from ready where (kind, p, item) in (values {','.join(['(?,?,?)'] * size)})"  # noqa: S608
+    for size in CHUNKS
+}
 READY_ERASE = "delete from ready where kind=? and p=?"
 LOG_ERASE = "delete from log where id in (select id from log where p=? order by first, rev limit ?)"
 PRUNE = "update log set events=?, events_sum=? where p=? and first=? and count>0"
@@ -89,6 +92,15 @@ def _row(columns: tuple[Column, ...]) -> str:
     """The columns of a row. One that nobody asked for is not read: the rest of a long row stays on the disk."""
     bodies = ", ".join(column.value if column in columns else f"null as {column.value}" for column in COLUMNS)
     return f"first, count, rev, at_ms, commit_id, {bodies}, stream, at"
+
+
+@cache
+def head_statement(keys: int) -> str:
+    """A partition with so many of its records and the time of the newest commit, in one row: one statement is one
+    snapshot, and each statement costs the interpreter lock twice."""
+    found = [f"(select value from rec where rec.p=head.p and key=?{2 + at})" for at in range(keys)]  # noqa: S608
+    columns = ", ".join(("p", "rev", "next_seq", "pruned", "value", f"({LAST_MS})", *found))
+    return f"select {columns} from head where name=?1"  # noqa: S608
 
 
 @cache

@@ -408,11 +408,11 @@ class Writer:
     def _flush(self) -> None:
         """Write what was put aside."""
         if self._logs:
-            self._insert(LOG_INSERT, self._logs)
+            self._many(LOG_INSERT, self._logs)
         if self._dirty:
-            self._insert(HEAD_UPSERT, list(self._dirty.values()))
+            self._many(HEAD_UPSERT, list(self._dirty.values()))
         if self._recs:
-            self._insert(REC_UPSERT, [(p, key, value) for (p, key), value in self._recs.items() if value is not None])
+            self._many(REC_UPSERT, [(p, key, value) for (p, key), value in self._recs.items() if value is not None])
             for (p, key), value in self._recs.items():
                 if value is None:
                     self.run(REC_DELETE, (p, key))
@@ -422,13 +422,11 @@ class Writer:
                 for (kind, p, item), row in self._ready.items()
                 if row is not None
             ]
-            self._insert(READY_UPSERT, rows)
-            for key, row in self._ready.items():
-                if row is None:
-                    self.run(READY_DELETE, key)
+            self._many(READY_UPSERT, rows)
+            self._many(READY_DELETE, [key for key, row in self._ready.items() if row is None])
         self._clear_pending()
 
-    def _insert(self, statements: dict[int, str], rows: Sequence[tuple[object, ...]]) -> None:
+    def _many(self, statements: dict[int, str], rows: Sequence[tuple[object, ...]]) -> None:
         run, done = self.run, 0
         for size in CHUNKS:
             statement = statements[size]

@@ -441,7 +441,7 @@ class SqliteRecordStore(SqliteReadings):
                 job.answer = job.call()
             else:
                 reader.check_place(self._file)
-                job.answer = reader.answer(job.call)
+                job.answer = job.call(reader) if job.short else reader.answer(job.call)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             job.error = self._file.translate(error)
 
