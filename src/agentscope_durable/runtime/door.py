@@ -18,6 +18,7 @@ from agentscope_durable.contracts.commands import AnyCommand
 from agentscope_durable.contracts.errors import HostClosed, Misuse, UsedAfterFork, WrongLoop
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.records import Binding
+from agentscope_durable.runtime.admitted import Admitted
 from agentscope_durable.runtime.checkpoint import Baselines
 from agentscope_durable.runtime.feeds import Feeds
 from agentscope_durable.runtime.observers import Observers
@@ -59,6 +60,7 @@ class Definitions(Protocol):
 
 class Door:
     """Attributes:
+    admitted: inputs that the host of this runtime need not read back.
     baselines: copies settled positions.
     definitions: for new Sessions and Threads.
     live: where previews come from.
@@ -89,6 +91,7 @@ class Door:
         self.observers = Observers(environment, observer_parallelism)
         self.callbacks = Tasks()
         self.baselines = baselines
+        self.admitted = Admitted()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._streams: set[Abortable] = set()

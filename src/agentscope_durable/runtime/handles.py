@@ -58,15 +58,17 @@ class DurableThread(Timeline):
         """
         request_id = check_id("request_id", request_id)
         document = input_digest_value(as_input(input))
+        content = await self._door.body(self._session, content_blocks(document))
         admitted: TurnAdmitted = await self._door.execute(
             SubmitTurn(
                 session=self._session,
                 thread_id=self._key.thread_id,
                 request_id=request_id,
-                content=await self._door.body(self._session, content_blocks(document)),
+                content=content,
                 digest=durable_json.digest(document),
             )
         )
+        self._door.admitted.keep(admitted.turn_id, content)
         return DurableTurn(self._door, self._key, admitted.turn_id)
 
     async def call(self, request_id: str, input: TurnInput, timeout: Timeout = None) -> Message | None:

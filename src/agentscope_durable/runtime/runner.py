@@ -46,6 +46,7 @@ from agentscope_durable.contracts.status import ExecutionKind, ExecutionState, R
 from agentscope_durable.contracts.views import RecoveryPolicy, ThreadView, TurnView
 from agentscope_durable.domain import ids
 from agentscope_durable.domain.change import turn_hint
+from agentscope_durable.runtime.admitted import Admitted
 from agentscope_durable.runtime.classify import (
     RetryableFailure,
     corrupt,
@@ -97,6 +98,7 @@ class Runner:
         harnesses: what this host can run.
         policy: recovery policy for Turns that have not failed before.
         takeovers_max: takeovers of one Turn without a new checkpoint after which a person must look.
+        admitted: inputs that were admitted by this runtime.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class Runner:
         policy: RecoveryPolicy,
         retryable_failure: RetryableFailure | None,
         takeovers_max: int,
+        admitted: Admitted,
     ) -> None:
         self._host = host
+        self._admitted = admitted
         self._harnesses = harnesses
         self._policy = policy
         self._retryable_failure = retryable_failure
@@ -305,7 +309,9 @@ class Runner:
                 f"turn {claimed.turn_id!r} in flight", required=claimed.writer, present=adapter.state_version
             )
         message_id = ids.input_message_id(claimed.turn_id)
-        submitted = await load_input(self._host, thread, message_id, claimed.input_seq)
+        submitted = self._admitted.take(claimed.turn_id)
+        if submitted is None:
+            submitted = await load_input(self._host, thread, message_id, claimed.input_seq)
         run.begin(
             RunStart(
                 session=thread.session,

@@ -185,6 +185,7 @@ class DurableRuntime:
                 policy=policy,
                 retryable_failure=retryable_failure,
                 takeovers_max=takeovers_max,
+                admitted=self._door.admitted,
             )
         self._parallelism = parallelism
         self._executor_parallelism = executor_parallelism
