@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
-from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, NotADatabase, UnknownFormat
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
+from agentscope_durable.contracts.errors import HostClosed, InvalidRequest, Misuse, NotADatabase, UnknownFormat
 from agentscope_durable.contracts.identity import SessionKey
 from agentscope_durable.contracts.questions import GetSession
 from agentscope_durable.contracts.records import STORAGE_FORMAT
@@ -146,6 +147,24 @@ async def test_opening_does_nothing_before_it_is_awaited(tmp_path: Path) -> None
     LocalBackend.open(tmp_path / "later")
 
     assert not (tmp_path / "later").exists()
+
+
+@pytest.mark.parametrize("made", [LocalBackend, PostgresBackend])
+async def test_a_part_that_can_never_be_right_is_named_as_it_was_given_and_nothing_is_opened(
+    tmp_path: Path, made: Any
+) -> None:
+    where = str(tmp_path / "store") if made is LocalBackend else "postgresql://nobody@192.0.2.1/nowhere"
+
+    wrong: Any
+    for wrong in ("s3://bucket/prefix", tmp_path):
+        with pytest.raises(InvalidRequest, match=rf"{type(wrong).__name__} does not") as caught:
+            await made.open(where, object_store=wrong)
+        assert caught.value.path == "object_store"
+    nothing: Any = object()
+    with pytest.raises(Misuse, match="commit policy"):
+        await made.open(where, policy=nothing)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:

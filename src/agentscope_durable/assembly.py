@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from agentscope_durable.backend.policy import check_policy
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.errors import InvalidRequest, NotFound, StoreReadOnly
 from agentscope_durable.contracts.views import VacuumReceipt
@@ -91,7 +92,9 @@ class LocalBackend(TransactionalSessionBackend):
         Raises:
             NotFound: there is no store, and none is to be made.
             NotADatabase, UnknownFormat: what is there is something else; it is left as it is.
+            InvalidRequest, Misuse: an argument can never be right.
         """
+        _check_parts(object_store, policy)
         place = _Place(Path(directory), create=create and not read_only, read_only=read_only)
         return _Opening(lambda: _open_local(place, wakeups, live_events, policy, object_store, environment, sqlite))
 
@@ -196,6 +199,16 @@ async def _open_local(
     )
 
 
+def _check_parts(object_store: ObjectStore | None, policy: CommitPolicy | None) -> None:
+    """Before anything is opened, so that nothing stays open; and by the names these have here."""
+    if object_store is not None and not isinstance(getattr(object_store, "persistent", None), bool):
+        raise InvalidRequest(
+            f"an object store declares whether it is `persistent`; {type(object_store).__name__} does not",
+            path="object_store",
+        )
+    check_policy(policy)
+
+
 class _Place(NamedTuple):
     """A folder, and what may be done to it."""
 
@@ -298,11 +311,12 @@ class PostgresBackend(TransactionalSessionBackend):
             StoreReadOnly: the server is a standby, or takes no writes, and not only reading was asked for.
             Incompatible: the server is older than PostgreSQL 15.
             Unavailable: it cannot be reached now.
-            InvalidRequest: an argument can never be right, or not with another one; or `heartbeat_dsn` leads to another
-                database.
+            InvalidRequest, Misuse: an argument can never be right, or not with another one; or `heartbeat_dsn` leads to
+                another database.
         """
         if read_only and initialize_schema:
             raise InvalidRequest("who only reads makes no tables", path="initialize_schema")
+        _check_parts(object_store, policy)
 
         async def opened() -> PostgresBackend:
             from agentscope_durable.stores.objects.postgres import PostgresObjectStore
