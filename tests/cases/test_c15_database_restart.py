@@ -82,7 +82,7 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
         gates.open("g")
         monkeypatch.setattr(PostgresRecordStore, "transact", counted)
         # The dead host's readings of its former self are no part of the takeover.
-        second = await hosts.open(ScriptedHarness(script, gates=gates), parallelism=16, lease=LEASE)
+        second: Any = await hosts.open(ScriptedHarness(script, gates=gates), parallelism=16, lease=LEASE)
         await reached.wait()
         await asyncio.to_thread(postgres.stop_immediately)
         # It comes back when the host has met this, in a change or in looking for what to take over next.
@@ -103,3 +103,11 @@ async def test_every_turn_of_a_dead_host_ends_although_the_database_restarts_in_
 
         told = [record for record in caplog.records if "is tried again" in record.getMessage()]
         assert len(told) == len(errors), "each error of a Turn is told of, and the change is asked for again"
+        assert second._host.asked_again >= len(errors), "and counted, as are the questions that had no answer"
+
+        async def everybody_can_read_it() -> bool:
+            explained = await second.get_session(SessionKey("app", "s0")).get_turn(turns[0].turn_id).explain()
+            figures = [one.asked_again for one in explained.hosts if one.owner == second.owner]
+            return figures == [second._host.asked_again]
+
+        await until(everybody_can_read_it)

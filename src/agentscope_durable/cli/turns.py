@@ -175,10 +175,11 @@ def _host_row(host: HostView) -> tuple[object, ...]:
     state = "dead" if host.dead else "alive" if host.alive else "expired"
     draining = ", draining" if host.draining else ""
     threads = None if host.holds is None else f"{host.holds} of {host.parallelism or '?'}"
+    again = f", asked the store again {host.asked_again} times" if host.asked_again else ""
     served = ", ".join(host.definitions)
     return (
         host.owner,
-        f"{state}, renewed {lasting(host.age_ms)} ago{draining}",
+        f"{state}, renewed {lasting(host.age_ms)} ago{draining}{again}",
         f"{served} (this one)" if host.serves else served,
         ", ".join(host.routes),
         threads,

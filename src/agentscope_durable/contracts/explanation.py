@@ -56,6 +56,7 @@ class HostView(View, frozen=True):
         draining: it takes nothing new.
         parallelism: Turns it has in hand at once at most, None if it did not say.
         holds: Threads it owns now, None where that was not looked up.
+        asked_again: how often it sent something again that the store had not answered, since it was made.
     """
 
     owner: str
@@ -68,6 +69,7 @@ class HostView(View, frozen=True):
     draining: bool = False
     parallelism: int | None = None
     holds: int | None = None
+    asked_again: int = 0
 
 
 class Explanation(View, frozen=True):

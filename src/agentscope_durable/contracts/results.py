@@ -44,6 +44,7 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
         names: definitions whose versions it makes when it meets them.
         declined: ready classes of these that it did not make.
         parallelism: Turns it has in hand at once at most; 0 when it runs none, or did not say.
+        asked_again: how often it sent something again that the store had not answered, since it was made.
     """
 
     version: int = NOTICE_VERSION
@@ -54,6 +55,7 @@ class HostNotice(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
     parallelism: int = 0
+    asked_again: int = 0
 
     def serves(self, klass: str, name: str) -> bool:
         """Whether it runs, or may come to run, this ready class of the definition of that name."""

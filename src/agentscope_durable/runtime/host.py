@@ -48,6 +48,9 @@ class Host:
         ended: it is closed; nothing is tried again.
         unheard: a claim had no answer. It may be carried out even after this host has ended, and what it takes is then
             found under this host's lease alone: that must run out by itself.
+        asked_again: how often a command of an owner, or a question or body of the work in hand, was sent again because
+            the store had not answered it.
+        on_asked_again: told of each.
         recover_every_step: drop a Run wherever a Step or a part of it is stored and nothing is under way, and take it
             over: every Step then begins from what is stored.
     """
@@ -73,6 +76,8 @@ class Host:
         self.closing = False
         self.ended = False
         self.unheard = False
+        self.asked_again = 0
+        self.on_asked_again: Callable[[], None] | None = None
         self.recover_every_step = recover_every_step
         self._on_error = on_error
 
@@ -98,8 +103,14 @@ class Host:
             except (Retry, Unconfirmed) as error:
                 if isinstance(error, LASTING) or self.ended or self.environment.monotonic() > deadline:
                     raise
+            self.count_again()
             await self.environment.sleep(wait)
             wait = min(2 * wait, RETRY_WAIT_MAX)
+
+    def count_again(self) -> None:
+        self.asked_again += 1
+        if self.on_asked_again is not None:
+            self.on_asked_again()
 
     def report(self, error: BaseException, what: str, **ids: str) -> None:
         """Say that something went wrong that nobody is waiting for. Never raises."""
@@ -147,6 +158,7 @@ class Delivery:
                 if isinstance(error, LASTING) or self._host.ended or environment.monotonic() > deadline:
                     raise
                 log.warning("%s is tried again: %s", type(command).__name__, error.what, extra=ids)
+                self._host.count_again()
             if self.unsure and isinstance(command, CLAIMS):
                 command = replace(command, again=True)
             await environment.sleep(wait)

@@ -229,6 +229,7 @@ class DurableRuntime:
             if self._heartbeat is None:
                 self._harnesses.tell_missing_routes()
                 heartbeat = self._heartbeat = self._backend.heartbeat(self.owner, self._lease_ms, self._notice())
+                self._host.on_asked_again = lambda: heartbeat.publish(self._notice())
                 if self._runner is not None:
                     self._runner.on_refused = self._harnesses.on_declined = lambda: heartbeat.publish(self._notice())
             # The lease stands before the first claim. The first renewal blocks, so not on the loop; from here on it
@@ -260,6 +261,7 @@ class DurableRuntime:
                 names=self._harnesses.names,
                 declined=self._harnesses.declined,
                 parallelism=0 if self._runner is None else self._parallelism,
+                asked_again=self._host.asked_again,
             )
         )
 

@@ -181,6 +181,7 @@ def host_views(facts: Facts) -> tuple[HostView, ...]:
             draining=host.notice.draining,
             parallelism=host.notice.parallelism or None,
             holds=host.holds,
+            asked_again=host.notice.asked_again,
         )
         for host in ordered[:HOSTS_SHOWN_MAX]
     )
