@@ -41,6 +41,8 @@ TEST := $(if $(AGENTSCOPE),$(VENV)/.installed-test,$(DEV))
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 CODE := $(wildcard src tests tools benchmarks examples)
 REPORT := build/spec-report.json
+# Which tests a recovery in every Step cannot change, as the last `make test` saw: tests/plugins/recovery_plugin.py.
+SWITCH := build/switch$(if $(AGENTSCOPE),-$(AGENTSCOPE)).json
 comma := ,
 # A program in tools/ named gen_*.py owns a generated file: --write renews it, --check compares.
 GENERATORS := tools/public_api.py $(wildcard tools/gen_*.py)
@@ -92,7 +94,7 @@ generated: $(DEV)
 	@set -e; for tool in $(GENERATORS); do echo "$$tool --check"; $(PY) $$tool --check; done
 
 test: $(TEST) servers
-	$(PYTEST) --spec-report=$(REPORT) $(ARGS)
+	$(PYTEST) --spec-report=$(REPORT) --note-switch=$(SWITCH) $(ARGS)
 
 # The adapter is what meets AgentScope, so it is what runs again on the oldest release supported.
 test-oldest:
@@ -136,10 +138,9 @@ weather: $(TEST) servers
 recover: $(DEV) servers
 	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) $(ARGS)
 
-# What is worth its time in every check.
+# All that can end otherwise for it. Where `make test` did not run before, on these sources, that is everything.
 test-recover: $(DEV) servers
-	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) -q -m "not matrix" -k "not postgres" \
-		tests/runtime tests/adapters tests/cases tests/examples
+	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) -q -m "not matrix" --where-switch=$(SWITCH) $(ARGS)
 
 faults: $(DEV) servers
 	DURABLE_MATRIX=all $(PYTEST) tests/faults --timeout 0 $(ARGS)
