@@ -39,6 +39,7 @@ async def test_json_is_the_view_as_it_encodes_itself(hosts: Hosts, typed: Callab
         session = reader.get_session(KEY)
         turn = session.get_turn(turn.turn_id)
         run = f"{turn.turn_id}.1"
+        last = (await turn.list_runs()).items[-1].run_id
         every = ListInteractions(session=KEY, thread_id="main", turn_id=turn.turn_id, pending_only=False)
         wanted = {
             ("sessions",): await HostOperations(hosts.backend).list_sessions(),
@@ -50,7 +51,7 @@ async def test_json_is_the_view_as_it_encodes_itself(hosts: Hosts, typed: Callab
             ("turn", turn.turn_id): await turn.status(),
             ("runs", turn.turn_id): await turn.list_runs(),
             ("steps", run): await turn.list_steps(run),
-            ("steps", turn.turn_id): await turn.list_steps(run),
+            ("steps", turn.turn_id): await turn.list_steps(last),
             ("models", run): await turn.list_model_calls(run),
             ("models", run, "--step", f"{run}.s1"): await turn.list_model_calls(run, f"{run}.s1"),
             ("tools", turn.turn_id): Page(tuple(await turn.list_tools())),
@@ -88,7 +89,7 @@ async def test_what_a_person_reads_names_every_id(hosts: Hosts, typed: Callable[
     assert '{"unit":"x"}' in questions
     assert "COMPLETED" in (await typed("tools", turn.turn_id)).out
     assert runtime.owner in (await typed("runs", turn.turn_id)).out
-    assert "10/5" in (await typed("models", turn.turn_id)).out
+    assert "10/5" in (await typed("models", f"{turn.turn_id}.1")).out
     said = (await typed("history", SESSION)).out
     assert "user, " in said and "looking" in said
     assert "interaction.requested" in (await typed("events", SESSION)).out
