@@ -34,6 +34,7 @@ from agentscope_durable.contracts.status import (
     ReplayRule,
     RunStatus,
 )
+from agentscope_durable.spi.environment import recovers_every_step
 from agentscope_durable.spi.record_store import LogRange, Reads
 
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED")
@@ -121,6 +122,8 @@ class Audit:
     def __init__(self) -> None:
         self.world: Any = None
         self.sometimes: Counter[str] = Counter()
+        self._drops = recovers_every_step()
+        """Hosts throw their Runs away, and claim again what they own."""
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.asked: list[Asked] = []
         self.hosts: dict[str, str] = {}
@@ -373,7 +376,8 @@ class Audit:
         if got.purpose is c.ClaimPurpose.NOTHING:
             if result.changed and hold is not None and not hold.over:
                 # The claim itself gave back what its owner had left: a pause, or to a person.
-                self._lost(place, hold, command)
+                if not self._own_drop(hold, command):
+                    self._lost(place, hold, command)
                 hold.over = True
             return
         if not result.changed:
@@ -386,7 +390,8 @@ class Audit:
             self.broken("P2", f"fence {got.fence} of {place} does not rise above {self._fences[place]}")
         if hold is not None and not hold.over:
             if hold.owner == command.owner:
-                self.broken("P2", f"{command.owner} claimed {place}, which it owns under fence {hold.fence}")
+                if not self._own_drop(hold, command):
+                    self.broken("P2", f"{command.owner} claimed {place}, which it owns under fence {hold.fence}")
             else:
                 self._lost(place, hold, command)
                 if self.pending[got.turn_id]:
@@ -395,6 +400,10 @@ class Audit:
                     self.sometimes["a thread was taken over during an approval"] += 1
         self._fences[place] = got.fence
         self._holds[place] = Hold(got.fence, command.owner, got.turn_id, got.run_id)
+
+    def _own_drop(self, hold: Hold, command: c.Claim) -> bool:
+        """The owner itself has thrown its Run away, as it was told to."""
+        return self._drops and hold.owner == command.owner and hold.fence == command.dropped
 
     def _lost(self, place: str, hold: Hold, command: c.Claim) -> None:
         if self._alive(hold.owner):
