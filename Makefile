@@ -136,7 +136,7 @@ weather: $(TEST) servers
 
 # Each Run is dropped after each Step and taken over: docs/faults.md. What counts Runs is left out, and listed.
 recover: $(DEV) servers
-	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) $(ARGS)
+	DURABLE_RECOVER_EVERY_STEP=1 $(PYTEST) -m "not matrix" $(ARGS)
 
 # All that can end otherwise for it. Where `make test` did not run before, on these sources, that is everything.
 test-recover: $(DEV) servers
