@@ -19,25 +19,29 @@ pytest.importorskip("agentscope")
 
 from agentscope_durable.adapters.agentscope import AgentScopeAdapter
 from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime import watch
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.stores.objects.filesystem import FileObjectStore
+from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_model import Call
 from tests.adapters.agentscope.agents import Agents, tool
-from tests.every_store import shelf
+from tests.every_store import PERSISTENT, shelf
 from tests.runtime.conftest import KEY, SECONDS, turn_is, until
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import open_bodies, schema_of
 
 pytestmark = pytest.mark.case("C23")
 
 LEASE = 0.5
 LARGE = "x" * (2 * INLINE_MAX_BYTES)
 PLACES = ["factory", "input", "tool list", "result"]
-ON_SQLITE = [(place, "sqlite") for place in PLACES]
-ON_EACH = [*ON_SQLITE, ("factory", "postgres")]
-"""A control and a takeover come out of the store; what they reach is the same whatever the store."""
+
+on_each = pytest.mark.parametrize(("place", "backend"), [(place, store) for store in PERSISTENT for place in PLACES])
+"""A control and a takeover come out of the store, and so does what an input and a result are fetched from."""
 
 
 class Slow:
@@ -86,13 +90,14 @@ class World:
         elif place == "tool list":
             self.agents.arguments["workspace"] = lambda: SlowTools(self.slow)
         else:
-            get = FileObjectStore.get
+            bodies = FileObjectStore if self.store == "sqlite" else PostgresObjectStore
+            get = bodies.get
 
-            async def slowly(store: FileObjectStore, partition: str, digest: str) -> bytes:
+            async def slowly(store: Any, partition: str, digest: str) -> bytes:
                 await self.slow.stay()
                 return await get(store, partition, digest)
 
-            patch.setattr(FileObjectStore, "get", slowly)
+            patch.setattr(bodies, "get", slowly)
             if place == "input":
                 self.input = LARGE
             else:
@@ -110,7 +115,11 @@ class World:
                 yield backend
         else:
             async with shelf(self.store, self.folder, self.clock) as place:
-                yield await place.backend()
+                objects = await open_bodies(shared_postgres().dsn(), schema_of(self.folder))
+                try:
+                    yield TransactionalSessionBackend(await place.records(), objects, wakeups=place.wakeups)
+                finally:
+                    await objects.close()
 
     @asynccontextmanager
     async def begun(self, place: str) -> AsyncIterator[Any]:
@@ -166,7 +175,7 @@ class SlowTools:
         return ""
 
 
-@pytest.mark.parametrize(("place", "backend"), ON_EACH)
+@on_each
 async def test_a_cancel_breaks_off_what_is_slow_and_the_next_turn_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
@@ -184,7 +193,7 @@ async def test_a_cancel_breaks_off_what_is_slow_and_the_next_turn_runs(
         await turn_is(following, "COMPLETED")
 
 
-@pytest.mark.parametrize(("place", "backend"), ON_SQLITE)
+@on_each
 async def test_a_pause_breaks_off_what_is_slow_and_resume_begins_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
@@ -199,7 +208,7 @@ async def test_a_pause_breaks_off_what_is_slow_and_resume_begins_it_again(
         assert str(await turn.wait(SECONDS)) == "done"
 
 
-@pytest.mark.parametrize(("place", "backend"), ON_SQLITE)
+@on_each
 async def test_the_end_of_its_host_breaks_off_what_is_slow_and_another_host_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
@@ -216,7 +225,7 @@ async def test_the_end_of_its_host_breaks_off_what_is_slow_and_another_host_goes
         assert [run.status for run in await turn.list_runs()][-2:] == ["RELEASED", "COMPLETED"]
 
 
-@pytest.mark.parametrize(("place", "backend"), ON_EACH)
+@on_each
 async def test_a_takeover_breaks_off_what_is_slow_in_the_former_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, backend: str
 ) -> None:
