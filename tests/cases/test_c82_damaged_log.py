@@ -19,6 +19,7 @@ from agentscope_durable.contracts.status import SettledBy, TurnStatus, WaitKind
 from agentscope_durable.runtime.operations import HostOperations
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.testing.scripted_harness import ScriptedHarness, approval, final, say
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, all_events, refused, turn_is
 from tests.servers.fixtures import shared_postgres
 from tests.servers.stores import schema_of
@@ -103,14 +104,32 @@ def damage(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
     database.close()
 
 
-async def altered_in_postgres(folder: Path) -> None:
+NATIVE = "select rev, journal from {log} where journal is not null and stream='main'::bytea order by at desc limit $1"
+COLUMNS = "at_ms, at, count, events_sum, rest_sum, commit_id, stream, private, events"
+IN_POSTGRES: dict[Any, tuple[int, str, Callable[[bytes], bytes]]] = {
+    altered: (1, "update {log} set journal=$1 where rev=$2", lambda block: block[:-2] + b" " + block[-2:]),
+    truncated: (2, "update {log} set journal=nullif($1::bytea, journal) where rev=$2", bytes),
+    garbage: (1, "update {log} set journal=$1 where rev=$2", lambda _: b"\x00\xff"),
+    contradicted: (
+        1,
+        f"insert into {{log}}(p, first, rev, {COLUMNS}, journal)"
+        f" select p, first, rev + 1000000, {COLUMNS}, $1 from {{log}} where rev=$2",
+        lambda _: b'[1,[],[["t",0]],false]',
+    ),
+}
+"""The same damages there: to so many of the last blocks, by which statement, and with what in their place."""
+
+
+async def damage_in_postgres(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
+    times, statement, instead = IN_POSTGRES[how]
+    log = f"{schema_of(folder)}.durable_log"
     connection = await asyncpg.connect(shared_postgres().dsn())
     try:
-        log = f"{schema_of(folder)}.durable_log"
-        rev, block = await connection.fetchrow(
-            f"select rev, journal from {log} where journal is not null and stream='main'::bytea order by at desc"
-        )
-        await connection.execute(f"update {log} set journal=$1 where rev=$2", block[:-2] + b" " + block[-2:], rev)
+        for rev, block in await connection.fetch(NATIVE.format(log=log), times):
+            assert await connection.execute(statement.format(log=log), instead(block), rev) in (
+                "UPDATE 1",
+                "INSERT 0 1",
+            )
     finally:
         await connection.close()
 
@@ -156,7 +175,7 @@ async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> Non
 @pytest.mark.spec("BE-20", "BE-21")
 @pytest.mark.parametrize(
     ("how", "backend"),
-    [*((how, "sqlite") for how in (altered, truncated, garbage, contradicted)), (altered, "postgres")],
+    [(how, store) for how in IN_POSTGRES for store in PERSISTENT],
     ids=lambda value: getattr(value, "__name__", value),
 )
 async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back(
@@ -164,7 +183,7 @@ async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back
 ) -> None:
     turn_id = await interrupted(tmp_path, "a", "b", store=backend)
     if backend == "postgres":
-        await altered_in_postgres(tmp_path)
+        await damage_in_postgres(tmp_path, how)
     else:
         damage(tmp_path, how)
     async with host(tmp_path, backend) as (runtime, operations):

@@ -13,15 +13,16 @@ from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, Toolkit
 
 from agentscope_durable.adapters.agentscope import AgentBuilder, AgentScopeAdapter
-from agentscope_durable.assembly import LocalBackend
+from agentscope_durable.assembly import LocalBackend, PostgresBackend
 from agentscope_durable.contracts.records import Binding, encode
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
 from agentscope_durable.spi.record_store import Change, Unchanged, View
 from agentscope_durable.testing.scripted_model import Call, Text, scripted_model
 from benchmarks.growth import seed
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY
-
-pytestmark = pytest.mark.backend("sqlite")
+from tests.servers.fixtures import shared_postgres
+from tests.servers.stores import schema_of
 
 TOKENS = 200_000
 RESULT_BYTES = 5_000
@@ -73,7 +74,13 @@ def _size(change: Change) -> int:
     return len(encode(change.head)) + log + puts + ready
 
 
-async def written(folder: Path, calls: int) -> tuple[int, int, int]:
+def opening(folder: Path, store: str) -> Any:
+    if store == "postgres":
+        return PostgresBackend.open(shared_postgres().dsn(), schema=schema_of(folder), initialize_schema=True)
+    return LocalBackend.open(folder, synchronous="NORMAL")
+
+
+async def written(folder: Path, store: str, calls: int) -> tuple[int, int, int]:
     """Bytes a Turn with so many tool calls writes, those of its new content, and its commits."""
     chance = random.Random(67)
     content = 0
@@ -107,7 +114,7 @@ async def written(folder: Path, calls: int) -> tuple[int, int, int]:
         state.context.append(made("somebody", text(chance, 4 * TOKENS // 400)))
     adapter = AgentScopeAdapter.for_react(make_agent)
     async with (
-        LocalBackend.open(folder, synchronous="NORMAL") as backend,
+        opening(folder, store) as backend,
         DurableRuntime(backend=backend, harnesses=[Harness("assistant", "v1", adapter)]) as runtime,
     ):
         session = await runtime.create_session(KEY, "assistant")
@@ -121,9 +128,10 @@ async def written(folder: Path, calls: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.case("C67")
-async def test_what_a_turn_writes_grows_with_what_is_new_and_not_with_its_square(tmp_path: Path) -> None:
-    small, small_content, small_commits = await written(tmp_path / "small", 50)
-    large, large_content, large_commits = await written(tmp_path / "large", 100)
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_what_a_turn_writes_grows_with_what_is_new_and_not_with_its_square(tmp_path: Path, backend: str) -> None:
+    small, small_content, small_commits = await written(tmp_path / "small", backend, 50)
+    large, large_content, large_commits = await written(tmp_path / "large", backend, 100)
 
     for stored, content in ((small, small_content), (large, large_content)):
         assert content < stored <= 3 * content, f"{stored} bytes for {content}"
