@@ -25,7 +25,6 @@ from tests.servers.fixtures import shared_postgres
 from tests.servers.stores import schema_of
 
 pytestmark = pytest.mark.case("C82")
-on_sqlite = pytest.mark.backend("sqlite")
 
 SCRIPT = {
     "": [say("hm"), final("I know: {context}")],
@@ -98,6 +97,20 @@ def _doubled(database: apsw.Connection, row: int, journal: bytes | None = None) 
         database.execute("update log set journal=? where id=?", (journal, database.last_insert_rowid()))
 
 
+def doubled(database: apsw.Connection) -> None:
+    for row, _ in native_rows(database):
+        _doubled(database, row)
+
+
+def from_the_second_turn_on(database: apsw.Connection) -> None:
+    for row, block in native_rows(database):
+        database.execute("update log set journal=? where id=?", (_said_otherwise(bytes(block)), row))
+
+
+def _said_otherwise(block: bytes) -> bytes:
+    return block.replace(b'"text":"b"', b'"text":"B"')
+
+
 def damage(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
     database = apsw.Connection(str(folder / DATABASE))
     how(database)
@@ -106,18 +119,19 @@ def damage(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
 
 NATIVE = "select rev, journal from {log} where journal is not null and stream='main'::bytea order by at desc limit $1"
 COLUMNS = "at_ms, at, count, events_sum, rest_sum, commit_id, stream, private, events"
-IN_POSTGRES: dict[Any, tuple[int, str, Callable[[bytes], bytes]]] = {
+AGAIN = (
+    f"insert into {{log}}(p, first, rev, {COLUMNS}, journal)"
+    f" select p, first, rev + 1000000, {COLUMNS}, $1 from {{log}} where rev=$2"
+)
+IN_POSTGRES: dict[Any, tuple[int | None, str, Callable[[bytes], bytes]]] = {
     altered: (1, "update {log} set journal=$1 where rev=$2", lambda block: block[:-2] + b" " + block[-2:]),
     truncated: (2, "update {log} set journal=nullif($1::bytea, journal) where rev=$2", bytes),
     garbage: (1, "update {log} set journal=$1 where rev=$2", lambda _: b"\x00\xff"),
-    contradicted: (
-        1,
-        f"insert into {{log}}(p, first, rev, {COLUMNS}, journal)"
-        f" select p, first, rev + 1000000, {COLUMNS}, $1 from {{log}} where rev=$2",
-        lambda _: b'[1,[],[["t",0]],false]',
-    ),
+    contradicted: (1, AGAIN, lambda _: b'[1,[],[["t",0]],false]'),
+    doubled: (None, AGAIN, bytes),
+    from_the_second_turn_on: (None, "update {log} set journal=$1 where rev=$2", _said_otherwise),
 }
-"""The same damages there: to so many of the last blocks, by which statement, and with what in their place."""
+"""The same damages there: to so many of the last blocks (None: all), by which statement, with what instead."""
 
 
 async def damage_in_postgres(folder: Path, how: Callable[[apsw.Connection], None]) -> None:
@@ -134,6 +148,13 @@ async def damage_in_postgres(folder: Path, how: Callable[[apsw.Connection], None
         await connection.close()
 
 
+async def damaged(folder: Path, store: str, how: Callable[[apsw.Connection], None]) -> None:
+    if store == "postgres":
+        await damage_in_postgres(folder, how)
+    else:
+        damage(folder, how)
+
+
 def told(events: list[PublicEvent]) -> list[tuple[int, str]]:
     return [(event.sequence, event.type) for event in events]
 
@@ -147,18 +168,14 @@ async def parked(runtime: DurableRuntime, turn_id: str) -> Any:
     return turn
 
 
-@on_sqlite
-async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> None:
-    turn_id = await interrupted(tmp_path, "a", "b")
-    async with host(tmp_path) as (runtime, _):
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path, backend: str) -> None:
+    turn_id = await interrupted(tmp_path, "a", "b", store=backend)
+    async with host(tmp_path, backend) as (runtime, _):
         before = told(await all_events(runtime.get_session(KEY)))
 
-    def doubled(database: apsw.Connection) -> None:
-        for row, _ in native_rows(database):
-            _doubled(database, row)
-
-    damage(tmp_path, doubled)
-    async with host(tmp_path) as (runtime, operations):
+    await damaged(tmp_path, backend, doubled)
+    async with host(tmp_path, backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         assert told(await all_events(session)) == before
         turn = session.get_turn(turn_id)
@@ -175,17 +192,14 @@ async def test_a_row_that_is_there_twice_says_nothing_new(tmp_path: Path) -> Non
 @pytest.mark.spec("BE-20", "BE-21")
 @pytest.mark.parametrize(
     ("how", "backend"),
-    [(how, store) for how in IN_POSTGRES for store in PERSISTENT],
+    [(how, store) for how in (altered, truncated, garbage, contradicted) for store in PERSISTENT],
     ids=lambda value: getattr(value, "__name__", value),
 )
 async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back(
     tmp_path: Path, how: Callable[[apsw.Connection], None], backend: str
 ) -> None:
     turn_id = await interrupted(tmp_path, "a", "b", store=backend)
-    if backend == "postgres":
-        await damage_in_postgres(tmp_path, how)
-    else:
-        damage(tmp_path, how)
+    await damaged(tmp_path, backend, how)
     async with host(tmp_path, backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         thread = session.main_thread()
@@ -220,11 +234,11 @@ async def test_a_damaged_tail_stops_its_thread_alone_until_an_operator_goes_back
         assert str(await session.call("d", "d")) == "I know: a, d"
 
 
-@on_sqlite
-async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_path: Path) -> None:
-    turn_id = await interrupted(tmp_path, "a")
-    damage(tmp_path, altered)
-    async with host(tmp_path) as (runtime, operations):
+@pytest.mark.parametrize("backend", PERSISTENT)
+async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_path: Path, backend: str) -> None:
+    turn_id = await interrupted(tmp_path, "a", store=backend)
+    await damaged(tmp_path, backend, altered)
+    async with host(tmp_path, backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         turn = session.get_turn(turn_id)
         await turn.cancel("cancel")
@@ -236,20 +250,13 @@ async def test_a_turn_whose_cancel_cannot_be_settled_is_ended_by_a_repair(tmp_pa
         assert str(await session.call("b", "b")) == "I know: a, b"
 
 
-@on_sqlite
+@pytest.mark.parametrize("backend", PERSISTENT)
 async def test_where_the_damage_reaches_further_the_position_before_it_is_taken_or_the_beginning(
-    tmp_path: Path,
+    tmp_path: Path, backend: str
 ) -> None:
-    turn_id = await interrupted(tmp_path, "a", "b")
-
-    def from_the_second_turn_on(database: apsw.Connection) -> None:
-        for row, block in native_rows(database):
-            database.execute(
-                "update log set journal=? where id=?", (bytes(block).replace(b'"text":"b"', b'"text":"B"'), row)
-            )
-
-    damage(tmp_path, from_the_second_turn_on)
-    async with host(tmp_path) as (runtime, operations):
+    turn_id = await interrupted(tmp_path, "a", "b", store=backend)
+    await damaged(tmp_path, backend, from_the_second_turn_on)
+    async with host(tmp_path, backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         thread = session.main_thread()
         turn = await parked(runtime, turn_id)
@@ -263,9 +270,9 @@ async def test_where_the_damage_reaches_further_the_position_before_it_is_taken_
         await operations.repair(turn, first, **fields)
         assert str(await session.call("c", "c")) == "I know: a, c"
 
-    turn_id = await interrupted(tmp_path / "other")
-    damage(tmp_path / "other", altered)
-    async with host(tmp_path / "other") as (runtime, operations):
+    turn_id = await interrupted(tmp_path / "other", store=backend)
+    await damaged(tmp_path / "other", backend, altered)
+    async with host(tmp_path / "other", backend) as (runtime, operations):
         session = runtime.get_session(KEY)
         turn = await parked(runtime, turn_id)
         assert (await session.main_thread().checkpoints()).current is None
