@@ -25,6 +25,7 @@ from agentscope_durable.testing.ledger import EffectLedger
 from agentscope_durable.testing.scripted_harness import Gates, ScriptedHarness, Stall, final, local, say
 from tests.cases.programs import job_of, opening
 from tests.docs.test_examples import runnable
+from tests.every_store import PERSISTENT
 from tests.runtime.conftest import KEY, refused, turn_is, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,11 +186,6 @@ def _handles(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.fixture
-def backend() -> str:
-    return "sqlite"
-
-
-@pytest.fixture
 async def place(tmp_path: Path, backend: str) -> AsyncIterator[Place]:
     place = Place(tmp_path, backend)
     yield place
@@ -252,9 +248,9 @@ async def test_however_a_host_ends_its_turn_goes_on_and_ends_the_same(place: Pla
 
 
 @pytest.mark.case("C30")
-@pytest.mark.backend("sqlite")
 @pytest.mark.spec("AD-20")
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("backend", PERSISTENT)
 async def test_only_a_stored_cancel_makes_it_cancelled(place: Place, way: str) -> None:
     async with place.session() as session:
         turn = await session.submit("r1", "go")
