@@ -189,10 +189,14 @@ async def judge(account: Account, backend: SessionBackend) -> list[str]:
                 wrong.append(f"the steer of {name} is lost: {await turn.result()!r}")
             if name == "work":
                 happened = Counter(line["tool"] for line in account.effects.lines() if line.get("turn") == turn.turn_id)
-                # What a host had begun that was lost before it was done: the client or the executor said so.
+                # What a host had begun that was lost before it was done: the client said so, or the executor.
                 lost = any(run.status is RunStatus.LOST for run in (await turn.list_runs()).items)
-                calls = await turn.list_tools() if lost else []
-                not_done = {call.name for call in calls if call.state is ExecutionState.CANCELLED}
+                stopped = {line["execution"] for line in account.effects.lines("stop")}
+                not_done = {
+                    call.name
+                    for call in await turn.list_tools()
+                    if call.state is ExecutionState.CANCELLED and (lost or call.execution_id in stopped)
+                }
                 wrong += [
                     f"{tool} happened {happened[tool]} times"
                     for tool in ("patch", "page", "restart")
