@@ -303,7 +303,8 @@ class Watcher:
         self.how = how
         self.name = f"watcher{number}"
         self.session, self.only = place(how.of)
-        self.fold = EventProjection(self.session)
+        self.narrow = EventFilter(thread_id=self.only or None)
+        self.fold = EventProjection(self.session, self.narrow)
         self.last = self.began = 0
         self.seen: list[int] = []
         self.gone = False
@@ -321,14 +322,13 @@ class Watcher:
         runtime = self.story.world.client(self.name)
         session = runtime.get_session(self.session)
         deltas = ("message",) if self.how.deltas else ()
-        narrow = EventFilter(thread_id=self.only or None)
         if self.how.how == "subscription":
-            session.subscribe_events(listener=self.listen, filter=narrow, deltas=deltas)
+            session.subscribe_events(listener=self.listen, filter=self.narrow, deltas=deltas)
             return
         cursor: str | None = None
         while True:
             try:
-                async with session.stream_events(after=cursor, filter=narrow, deltas=deltas) as stream:
+                async with session.stream_events(after=cursor, filter=self.narrow, deltas=deltas) as stream:
                     async for item in stream:
                         self.take(item)
                         cursor = stream.cursor or cursor
@@ -357,8 +357,7 @@ class Watcher:
                     audit.broken("P7", f"{self.name} of {self.only} was shown {event.type} of {event.thread_id}")
                 self.last = event.sequence
                 self.seen.append(event.sequence)
-                if not self.only:
-                    self.fold.accept(event)
+                self.fold.accept(event)
                 if event.type == "message.completed":
                     self.completed.add(event.data["messageId"])
             case SnapshotReset(snapshot=snapshot):
@@ -366,8 +365,7 @@ class Watcher:
                 audit.sometimes["an observer was given a snapshot"] += 1
                 self.last = self.began = sequence_of(self.session, snapshot.cursor)
                 self.seen.clear()
-                if not self.only:
-                    self.fold.reset(snapshot)
+                self.fold.reset(snapshot)
             case PreviewStarted():
                 if item.message_id in self.completed:
                     audit.broken("P7", f"{self.name} was shown a preview of {item.message_id} after its fact")

@@ -386,12 +386,11 @@ class Verdict:
                 fold.accept(event)
             self._same(fold.projection, "the replay")
         for watcher in self.story.watchers:
-            if (
-                watcher.session == self.session
-                and not watcher.only
-                and watcher.last == sequence_of(self.session, self.snapshot.cursor)
-            ):
-                self._same(watcher.fold.projection, watcher.name)
+            if watcher.session != self.session or watcher.only not in ("", *self.threads):
+                continue
+            shown = self.ask(q.GetSnapshot(session=self.session, filter=watcher.narrow)) if watcher.only else None
+            if (watcher.seen or watcher.resets) and not watcher.gone:
+                self._same(watcher.fold.projection, watcher.name, shown)
 
     @property
     def partition(self) -> str:
@@ -412,8 +411,8 @@ class Verdict:
             if sequence_of(self.session, cursor) > 100_000:
                 raise Violation("P7", "the listing has no end")
 
-    def _same(self, projection: Any, who: str) -> None:
-        ours, theirs = msgspec.to_builtins(self.snapshot.projection), msgspec.to_builtins(projection)
+    def _same(self, projection: Any, who: str, snapshot: Any = None) -> None:
+        ours, theirs = msgspec.to_builtins((snapshot or self.snapshot).projection), msgspec.to_builtins(projection)
         for part in ours.keys() | theirs.keys():
             one, other = ours.get(part, {}), theirs.get(part, {})
             if one == other:
@@ -436,6 +435,48 @@ class Verdict:
                 self.broken("P7", f"turn {turn_id} is {plain} in the listing and {shown[turn_id]} in the snapshot")
             if not view.status.terminal:
                 self.broken("P9", f"turn {turn_id} is {view.status} at the end")
+
+    def history(self) -> None:
+        """Page by page it is what the snapshot has, in the order in which it was said, and says what was not heard."""
+        told = self.all(q.GetHistory)
+        events = self._own_events()
+        order = list(dict.fromkeys(one.data["messageId"] for one in events if one.type == "message.completed"))
+        if [message.id for message in told] != order:
+            self.broken("P7", f"the history is {[message.id for message in told]}, said were {order}")
+        shown = self.snapshot.projection.history()
+        if odd := [one.id for one, other in zip(told, shown, strict=False) if one != other]:
+            self.broken("P7", f"messages {odd} are others in the history than in the snapshot")
+        for message in told:
+            end = self.audit.kept_out.get(message.request_id or "")
+            if (message.withdrawn, message.expired) != (end == "signal.withdrawn", end == "signal.expired"):
+                self.broken("P6", f"message {message.id} was {end}, and says {message}")
+
+    def narrow(self) -> None:
+        """The snapshot of a Thread or a Turn has what the whole one has of it, and nothing of another."""
+        for thread, queue in self.queues.items():
+            self._part(EventFilter(thread_id=thread), set(queue))
+        for turn_id, view in [*self.turns.items()][-1:]:
+            self._part(EventFilter(thread_id=view.thread_id, turn_id=turn_id), {turn_id})
+
+    def _part(self, of: EventFilter, turns: set[str]) -> None:
+        whole = self.snapshot.projection
+        part = self.ask(q.GetSnapshot(session=self.session, filter=of)).projection
+        turn_of: dict[str, str] = {}
+        for event in self._own_events():
+            if event.type == "message.completed" or event.type.startswith("signal."):
+                turn_of |= {event.data[name]: event.turn for name in ("messageId", "requestId") if event.data.get(name)}
+        wanted = {
+            "turns": {key: view for key, view in whole.turns.items() if key in turns},
+            "tools": {key: view for key, view in whole.tools.items() if view.turn_id in turns},
+            "interactions": {key: view for key, view in whole.interactions.items() if view.turn_id in turns},
+            "messages": {key: view for key, view in whole.messages.items() if turn_of.get(key) in turns},
+            "signals": {key: view for key, view in whole.signals.items() if turn_of.get(key) in turns},
+        }
+        for name, views in wanted.items():
+            found = getattr(part, name)
+            if found != views:
+                odd = [key for key in found.keys() | views.keys() if found.get(key) != views.get(key)]
+                self.broken("P7", f"the snapshot of {of} has other {name}: {odd}")
 
     # ---- P8 ----
 
@@ -474,6 +515,8 @@ def promises(verdict: Verdict) -> Iterator[Any]:
     yield Workspaces(verdict).check
     yield verdict.timeline
     yield verdict.views
+    yield verdict.history
+    yield verdict.narrow
     yield verdict.failures
     yield verdict.backoff
 
