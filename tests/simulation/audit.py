@@ -17,6 +17,7 @@ from agentscope_durable.contracts import commands as c
 from agentscope_durable.contracts import keys
 from agentscope_durable.contracts.errors import (
     AlreadyDecided,
+    Closed,
     CursorExpired,
     Fenced,
     InputSettled,
@@ -317,6 +318,8 @@ class Audit:
                 self.sometimes["a withdraw was behind its input"] += 1
             case c.Respond(), AlreadyDecided():
                 self.sometimes["an answer was behind another one"] += 1
+            case c.SubmitTurn(), Closed():
+                self.sometimes["what was closed took no turn"] += 1
             case c.Cancel(), Terminal():
                 self.sometimes["completion was before the cancel"] += 1
             case _, RequestConflict():

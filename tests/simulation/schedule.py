@@ -399,11 +399,20 @@ class _Draw:
                 script = (Round(calls=calls), last)
                 faults = (Kill(during, OWNER, 3.0),)
                 after = round(during + self.lease + 2 * self.poll + 5, 3)
-                later = [Ask(after, one, turn, self.request(), "respond") for one in CLIENTS * 2]
+                what = "respond" if self.round % 4 == 2 else "edit"
+                later = [Ask(after, one, turn, self.request(), what) for one in CLIENTS * 2]
             case "closing":
-                # A Turn is cancelled while it waits for a person.
+                # A Turn is cancelled while it waits for a person. Then all is closed, and somebody asks for more.
                 script = (Round(calls=(self.work("approval", name, 0, 1.0),)), last)
                 later = [Ask(during, client, turn, self.request(), "cancel")]
+                if self.quiet:
+                    other, place = f"{name} again", "main" if self.round % 4 == 2 else "last"
+                    scripts[other] = (replace(last, text=last.text.replace(name, other)),)
+                    if place != "main":
+                        later.append(Resource(during, client, "thread", self.request(), place))
+                    what = "close_session" if place == "main" else "close_thread"
+                    later.append(Resource(round(during + 8, 3), client, what, self.request(), place))
+                    later.append(Submit(round(during + 12, 3), client, place, turn + 1, self.request(), other))
             case "outcome":
                 script = (Round(calls=(self.work("external", name, 0, wait + 4),)), last)
                 later = [Ask(during, client, turn, self.request(), "cancel")]

@@ -50,6 +50,8 @@ MUST = (
     "a cancel came while a question was open",
     "a question was closed with its turn",
     "an answer was behind another one",
+    "a call did what a person had made of it",
+    "what was closed took no turn",
     "a resume was of another pause",
     "a request id was used for something else",
     # tools and models

@@ -240,6 +240,8 @@ class Verdict:
             elif answer.content in ("yes", "edited") and tool.state is ExecutionState.DENIED:
                 self.broken("P6", f"{view.call_id} of {view.turn_id} was approved and is DENIED")
             elif answer.content in ("yes", "edited") and tool.state is ExecutionState.COMPLETED and self._good(tool):
+                if answer.content == "edited":
+                    self.audit.sometimes["a call did what a person had made of it"] += 1
                 if str(value_of(tool)).endswith("!") is not (answer.content == "edited"):
                     self.broken("P6", f"{view.call_id} was answered {answer.content!r} and did {value_of(tool)!r}")
             elif (
