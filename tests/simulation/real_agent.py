@@ -15,7 +15,7 @@ from agentscope_durable.testing import scripted_model as m
 from agentscope_durable.testing.scripted_harness import Call, Round
 from agentscope_durable.testing.simulated_loop import SimulatedEnvironment
 from tests.simulation.schedule import ROUTE
-from tests.simulation.workspaces import EFFECTS
+from tests.simulation.workspaces import EFFECTS, name_of
 
 LOCAL, SAFE, ASKING, HANDS, PERSON = "local", "safe", "asking", "hands", "person"
 RULES = {LOCAL: ReplayRule.NEVER, ASKING: ReplayRule.NEVER, SAFE: ReplayRule.SAFE}
@@ -51,8 +51,8 @@ def tools(world: Any, workspace: Any) -> list[Any]:
 
     async def work(effect: str, seconds: float = 0.0, how: str = "ok", edited: str = "") -> str:
         """Do it."""
-        known = await workspace.get([EFFECTS], effect)
-        await workspace.put([EFFECTS], effect, 1 if known is None else known.value + 1)
+        known = await workspace.get([EFFECTS], name_of(effect))
+        await workspace.put([EFFECTS], name_of(effect), 1 if known is None else known.value + 1)
         return await world.effects.work(effect, seconds, how, **({"edited": edited} if edited else {}))
 
     def local(name: str, permission: Any) -> Any:

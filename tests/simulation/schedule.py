@@ -460,7 +460,10 @@ class _Draw:
             case "copy":
                 # Settled, and then another Turn is settled: somebody goes back, and away from there while a third one
                 # is at work. Somebody begins to look when the beginning is pruned.
-                script = (Round(text=f"{name} begins", gate="wait 0.1"), last)
+                script = (
+                    Round(text=f"{name} begins", calls=(self.work("local", name, 0, 0.2),), gate="wait 0.1"),
+                    last,
+                )
                 for number, (more, when, gate) in enumerate((("again", 0.0, "wait 0.1"), ("more", 12.0, "wait 9")), 1):
                     other = f"{name} {more}"
                     scripts[other] = (replace(last, text=last.text.replace(name, other), gate=gate),)

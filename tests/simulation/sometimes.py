@@ -86,6 +86,11 @@ MUST = (
 )
 
 
-def unreached(counts: Mapping[str, int], stories: int) -> list[str]:
+SCRIPTED_ONLY = frozenset({"completion was before an accepted cancel"})
+"""AgentScope's agent hears of a cancel with the commit before its last one, and stops there."""
+
+
+def unreached(counts: Mapping[str, int], stories: int, *, scripted: bool = True) -> list[str]:
     """What a run of so many stories should have met and has not."""
-    return [what for what in MUST if not counts.get(what)] if stories >= ENOUGH else []
+    wanted = [what for what in MUST if scripted or what not in SCRIPTED_ONLY]
+    return [what for what in wanted if not counts.get(what)] if stories >= ENOUGH else []

@@ -15,11 +15,16 @@ from agentscope_durable.contracts.checkpoint import stream_position
 from agentscope_durable.contracts.identity import ThreadKey
 from agentscope_durable.contracts.status import ExecutionKind, ExecutionState
 from tests.simulation.notes import DRAFT, SAID
-from tests.simulation.schedule import REAL
+from tests.simulation.schedule import LARGE, REAL
 
 Entries = dict[tuple[str, ...], Any]
 EFFECTS = "effects"
 """Namespace in which a tool of AgentScope's agent counts each of its calls."""
+
+
+def name_of(effect: str) -> str:
+    """What a call counts itself under: short, also in a Turn whose task is a large text."""
+    return effect.replace(LARGE, "<large>")
 
 
 class Workspaces:
@@ -96,7 +101,7 @@ class Workspaces:
         """Each call of a tool counts itself: once, however often it was begun, and always if it has come to its end."""
         calls, done = set(), set()
         for tool in self._verdict.tools(turn_id):
-            path = (EFFECTS, msgspec.json.decode(tool.arguments)["effect"])
+            path = (EFFECTS, name_of(msgspec.json.decode(tool.arguments)["effect"]))
             calls.add(path)
             good = tool.result is not None and tool.result.get("state", "success") == "success"
             if tool.kind is ExecutionKind.LOCAL and tool.state is ExecutionState.COMPLETED and good:
