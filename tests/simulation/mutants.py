@@ -25,6 +25,7 @@ from agentscope_durable.runtime.host import Delivery, Host
 from agentscope_durable.runtime.run import LiveRun
 from agentscope_durable.runtime.scheduler import Scheduler
 from agentscope_durable.spi.record_store import Reads
+from agentscope_durable.stores.records import _sqlite_writer, memory
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.testing.scripted_harness._tools import WithTools
 
@@ -209,6 +210,13 @@ def pruned_is_damage() -> Iterator[None]:
 
 
 @contextmanager
+def few_rounds() -> Iterator[None]:
+    """A decision may ask for more records three times, and the end of a Run with all it can hold asks four times."""
+    with _instead(memory, "NEED_ROUNDS_MAX", 3), _instead(_sqlite_writer, "NEED_ROUNDS_MAX", 3):
+        yield
+
+
+@contextmanager
 def released_lease() -> Iterator[None]:
     """A host that closes gives its lease back although a claim of its may still be carried out, and nobody looks who
     owns something without one."""
@@ -230,6 +238,7 @@ FORMER: dict[str, Callable[[], Any]] = {
     "dropped_is_damage": dropped_is_damage,
     "released_lease": released_lease,
     "pruned_is_damage": pruned_is_damage,
+    "few_rounds": few_rounds,
     "forgotten_result": forgotten_result,
 }
 """Bugs that the simulator found, by the name of the kept story that shows them."""

@@ -117,7 +117,9 @@ class Need(Exception):
         self.reads = reads
 
 
-NEED_ROUNDS_MAX = 3
+NEED_ROUNDS_MAX = 8
+"""The end of a Run asks most often: for the queue, for contents that it replaces, for its successor and for marks of
+large bodies, each known only when the one before it was seen."""
 
 
 class OwnerLease(Discreet, frozen=True):
