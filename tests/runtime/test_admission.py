@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -233,6 +235,19 @@ async def test_a_wait_that_runs_out_says_what_the_turn_waits_for(hosts: Hosts) -
     assert view.waiting_on[0].id == question.interaction_id != question.call_id
     assert error.waits_for == f"approval {question.interaction_id!r}", "what respond() takes"
     assert f"it waits for {error.waits_for}. The Turn goes on" in str(error)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, -1e306, -(10**400), timedelta(days=-9)])
+async def test_a_wait_whose_time_has_passed_looks_once(hosts: Hosts, timeout: Any) -> None:
+    runtime = await hosts.open([final("ok")])
+    turn = await (await runtime.create_session(KEY, "agent")).submit("r1", "a")
+    await turn.wait(SECONDS)
+    assert str(await turn.wait(timeout)) == "ok"
+
+    await runtime.drain(SECONDS)
+    later = await runtime.get_session(KEY).submit("r2", "a")
+    error = await refused(later.wait(timeout), WaitTimeout)
+    assert "did not end within 0 ms" in str(error)
 
 
 @pytest.mark.spec("RT-58")

@@ -691,6 +691,31 @@ async def test_another_loop_is_told_where_to_call(hosts: Hosts) -> None:
     assert (await asyncio.wrap_future(future)).status is ResourceStatus.OPEN
 
 
+async def test_a_wait_on_another_event_loop_is_refused_and_takes_no_part(hosts: Hosts) -> None:
+    """Also where others wait in the same Session, so that a reader of its timeline is at work."""
+    gates = Gates()
+    runtime = await hosts.open(ScriptedHarness([Stall(gate="g"), final("ok")], gates=gates))
+    session = await runtime.create_session(KEY, "agent")
+    turns = [await session.submit(f"r{number}", "a") for number in range(2)]
+    waiting = [asyncio.create_task(turn.wait(SECONDS)) for turn in turns]
+    await gates.reached("g")
+
+    for timeout in (0, 1, None):
+        error = await asyncio.to_thread(lambda timeout=timeout: asyncio.run(_refusal(turns[0].wait(timeout))))
+        assert isinstance(error, WrongLoop)
+    gates.open("g")
+
+    assert [str(message) for message in await asyncio.gather(*waiting)] == ["ok", "ok"]
+
+
+async def _refusal(work: Any) -> BaseException | None:
+    try:
+        await work
+    except BaseException as error:
+        return error
+    return None
+
+
 @pytest.mark.spec("RT-01", "RT-27")
 async def test_the_native_journal_holds_no_queue_and_no_lease(hosts: Hosts) -> None:
     from agentscope_durable.contracts.questions import LoadThread

@@ -1,7 +1,7 @@
 """Inputs that this runtime has admitted itself: the Run that begins with one need not read it back.
 
 Rule: it is a shortcut and no truth. What is kept here is what was stored, an input never changes, and what is not here
-any more is read.
+any more is read. A stored input that is damaged afterwards is met by whoever reads it, and not by the Run that begins.
 """
 
 from __future__ import annotations

@@ -135,6 +135,10 @@ class DurableTurn(Timeline):
         known = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool))
         if not known or (seconds is not None and not seconds > -math.inf):
             raise InvalidRequest("a timeout is a number of seconds, a timedelta or None", path="timeout")
+        if seconds is not None:
+            seconds = max(0.0, seconds)
+        # Before anything of this runtime is touched: another event loop would wait for what is never told there.
+        self._door.check()
         environment = self._door.environment
         deadline = math.inf if seconds is None or seconds > FOR_EVER_SECONDS else environment.monotonic() + seconds
         bell = Bell()
