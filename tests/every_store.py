@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from agentscope_durable.assembly import LocalBackend
 from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.runtime.hints import LocalWakeups
 from agentscope_durable.spi.record_store import RecordStore
@@ -24,7 +25,7 @@ from agentscope_durable.stores.objects.filesystem import FileObjectStore
 from agentscope_durable.stores.records.memory import MemoryRecordStore
 from agentscope_durable.stores.records.sqlite import SqliteRecordStore
 from tests.servers.fixtures import shared_postgres
-from tests.servers.stores import open_postgres, schema_of
+from tests.servers.stores import open_bodies, open_postgres, schema_of
 
 Clock = Callable[[], int]
 
@@ -91,3 +92,18 @@ async def shelf(name: str, place: Path, clock: Clock | None = None) -> AsyncGene
         yield there
     finally:
         await there.close()
+
+
+@asynccontextmanager
+async def backend_with_bodies(name: str, place: Path, clock: Any) -> AsyncGenerator[TransactionalSessionBackend]:
+    """As an application opens it, with its own place for large bodies: a folder beside a file, or a table."""
+    if name == "sqlite":
+        async with LocalBackend.open(place / "store", synchronous="NORMAL", clock=clock) as backend:
+            yield backend
+        return
+    async with shelf(name, place, clock) as there:
+        objects = await open_bodies(shared_postgres().dsn(), schema_of(place))
+        try:
+            yield TransactionalSessionBackend(await there.records(), objects, wakeups=there.wakeups)
+        finally:
+            await objects.close()

@@ -18,8 +18,6 @@ import pytest
 pytest.importorskip("agentscope")
 
 from agentscope_durable.adapters.agentscope import AgentScopeAdapter
-from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.status import TurnStatus
 from agentscope_durable.runtime import watch
@@ -29,10 +27,8 @@ from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_model import Call
 from tests.adapters.agentscope.agents import Agents, tool
-from tests.every_store import PERSISTENT, shelf
+from tests.every_store import PERSISTENT, backend_with_bodies
 from tests.runtime.conftest import KEY, SECONDS, turn_is, until
-from tests.servers.fixtures import shared_postgres
-from tests.servers.stores import open_bodies, schema_of
 
 pytestmark = pytest.mark.case("C23")
 
@@ -109,22 +105,9 @@ class World:
                 )
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Any]:
-        if self.store == "sqlite":
-            async with LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock) as backend:
-                yield backend
-        else:
-            async with shelf(self.store, self.folder, self.clock) as place:
-                objects = await open_bodies(shared_postgres().dsn(), schema_of(self.folder))
-                try:
-                    yield TransactionalSessionBackend(await place.records(), objects, wakeups=place.wakeups)
-                finally:
-                    await objects.close()
-
-    @asynccontextmanager
     async def begun(self, place: str) -> AsyncIterator[Any]:
         """A Turn whose first or second Run does not get beyond its beginning."""
-        async with self.opened() as backend:
+        async with backend_with_bodies(self.store, self.folder, self.clock) as backend:
             self.backend = backend
             first = await self.open("first")
             try:

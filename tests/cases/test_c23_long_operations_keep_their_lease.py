@@ -24,8 +24,6 @@ pytest.importorskip("agentscope")
 
 from agentscope_durable import _failpoints
 from agentscope_durable.adapters.agentscope import AgentScopeAdapter, ToolBinding, in_thread
-from agentscope_durable.assembly import LocalBackend
-from agentscope_durable.backend.transaction import TransactionalSessionBackend
 from agentscope_durable.contracts.bodies import INLINE_MAX_BYTES
 from agentscope_durable.contracts.status import ReasonKind, TurnStatus
 from agentscope_durable.runtime.runtime import DurableRuntime, Harness
@@ -44,10 +42,8 @@ from agentscope_durable.stores.objects.postgres import PostgresObjectStore
 from agentscope_durable.testing.manual_clock import ManualClock
 from agentscope_durable.testing.scripted_model import Call, Stall, Text
 from tests.adapters.agentscope.agents import Agents, tool
-from tests.every_store import PERSISTENT, shelf
+from tests.every_store import PERSISTENT, backend_with_bodies
 from tests.runtime.conftest import KEY, SECONDS, kill, turn_is, until
-from tests.servers.fixtures import shared_postgres
-from tests.servers.stores import open_bodies, schema_of
 
 pytestmark = pytest.mark.case("C23")
 
@@ -138,20 +134,6 @@ class World:
         return self.gate.reached.is_set()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Any]:
-        """A backend with its own place for large bodies: a folder beside a file, a table beside the records."""
-        if self.store == "sqlite":
-            async with LocalBackend.open(self.folder / "store", synchronous="NORMAL", clock=self.clock) as backend:
-                yield backend
-            return
-        async with shelf(self.store, self.folder, self.clock) as place:
-            objects = await open_bodies(shared_postgres().dsn(), schema_of(self.folder))
-            try:
-                yield TransactionalSessionBackend(await place.records(), objects, wakeups=place.wakeups)
-            finally:
-                await objects.close()
-
-    @asynccontextmanager
     async def hosts(self) -> AsyncIterator[tuple[DurableRuntime, DurableRuntime]]:
         agents = self.agents = Agents(
             self.folder,
@@ -161,7 +143,7 @@ class World:
             bindings=[ToolBinding("work", "hands", input_schema=OBJECT, description="Work.", permission="allow")],
         )
         adapter = self.adapter(agents)
-        async with self.opened() as backend:
+        async with backend_with_bodies(self.store, self.folder, self.clock) as backend:
 
             def host(name: str) -> DurableRuntime:
                 return DurableRuntime(

@@ -6,7 +6,7 @@ Thread's, and after a restore or in a fork what had been said at that position.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ DRAFT = ("notes", "draft")
 
 class Noting(ScriptedHarness):
     async def run(self, context: RunContext) -> RunEnd | None:
-        return await super().run(_Noted(context))  # type: ignore[arg-type]
+        return await super().run(cast("RunContext", _Noted(context)))
 
 
 class _Noted:
